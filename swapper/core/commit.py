@@ -1,0 +1,71 @@
+"""What a decision asks the store to write, as one value: the only way a card or a grant changes.
+
+Invariant: a Commit either lands whole or not at all. Each card it names must still have the version the decision was
+made on; each lease it touches must still be in one of the states the decision expected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from swapper.core.types import Card, Command, Gate, LeaseState, Swap
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseChange:
+    """A guarded change of one lease; fields left None stay as they are.
+
+    `expect`: the states it may be in. `only_if_expired`: the store also checks `expires_ms <= now`.
+    The store stamps `granted_ms` and the first `expires_ms` on a grant and `ended_ms` on an end, with its own clock.
+    `extend_to_ms` moves `expires_ms` (never back).
+    """
+
+    id: str
+    expect: frozenset[LeaseState]
+    state: LeaseState | None = None
+    reason: str | None = None
+    token: int | None = None
+    card: str | None = None
+    swap_id: str | None = None
+    explain: str | None = None
+    revoke_ms: int | None = None
+    extend_to_ms: int | None = None
+    only_if_expired: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """Something a person should know; becomes an event of type `alert`."""
+
+    card: str
+    text: str
+    data: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Cards (each with the version it was read at; the store writes version + 1), leases, swaps, gates, commands.
+
+    Every card, lease and swap written becomes an event with its after-image, and commands reach their executors'
+    outboxes, in the same atomic write.
+    """
+
+    cards: tuple[Card, ...] = ()
+    leases: tuple[LeaseChange, ...] = ()
+    swaps: tuple[Swap, ...] = ()
+    gates: Mapping[str, Gate] = field(default_factory=dict[str, Gate])
+    commands: tuple[Command, ...] = ()
+    alerts: tuple[Alert, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The commit landed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Nothing was written; `what` names the card or lease that had moved on. Read again and decide again."""
+
+    what: str

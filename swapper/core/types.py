@@ -1,0 +1,370 @@
+"""The nouns of swapper as frozen values: card, tenant, lease, swap, and what surrounds them.
+
+Invariant: nothing here does I/O, reads a clock or draws an id. Times are integer milliseconds since the epoch
+(the store's clock), sizes are MiB unless a name says bytes, tokens are integers from the store's one counter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class LeaseState(StrEnum):
+    """Life of a lease; see ACTIVE and FINAL for the two named sets."""
+
+    QUEUED = "queued"
+    PREPARING = "preparing"
+    GRANTED = "granted"
+    RELEASED = "released"
+    EXPIRED = "expired"
+    REVOKED = "revoked"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+ACTIVE = frozenset({LeaseState.QUEUED, LeaseState.PREPARING, LeaseState.GRANTED})
+FINAL = frozenset(LeaseState) - ACTIVE
+
+
+class WorkClass(StrEnum):
+    """Class of a lease or a call, the most urgent first; see `rank`."""
+
+    INTERACTIVE = "interactive"
+    NORMAL = "normal"
+    BATCH = "batch"
+    MAINTENANCE = "maintenance"
+
+    @property
+    def rank(self) -> int:
+        """0 is the most urgent. Maintenance comes last here: a window gets its time by `not_before`."""
+        return _RANK[self]
+
+
+_RANK = {klass: rank for rank, klass in enumerate(WorkClass)}
+
+
+class Step(StrEnum):
+    """One list for metrics, JSON and tables: the swap out, then the swap back (or into another tenant)."""
+
+    CLOSE = "close"
+    DRAIN = "drain"
+    SAVE = "save"
+    RELEASE = "release"
+    VACATE = "vacate"
+    LOAD = "load"
+    RESTORE = "restore"
+    OPEN = "open"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRequest:
+    """What a client asks for. `card` None means any card; `vram_mib` None means the whole card."""
+
+    owner: str
+    card: str | None = None
+    vram_mib: int | None = None
+    label: str = ""
+    klass: WorkClass = WorkClass.NORMAL
+    ttl_ms: int = 30_000
+    max_hold_ms: int = 3_600_000
+    expected_ms: int | None = None
+    not_before_ms: int | None = None
+    deadline_ms: int | None = None
+    preemptible: bool = False
+    holder_pid: int | None = None
+    holder: str | None = None
+    webhook: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A request for a card and what became of it.
+
+    `seq` is the arrival order the store gave. `card` is the card asked for, or, once preparing, the card it got.
+    `holder` is None for a plain HTTP lease, else `process:PID`, `job:ID`, `window:NAME` or a tenant id.
+    `expires_ms` counts from the grant and moves with heartbeats; None while queued or preparing.
+    """
+
+    id: str
+    request: LeaseRequest
+    seq: int
+    created_ms: int
+    state: LeaseState = LeaseState.QUEUED
+    card: str | None = None
+    reason: str | None = None
+    token: int | None = None
+    granted_ms: int | None = None
+    ended_ms: int | None = None
+    expires_ms: int | None = None
+    revoke_ms: int | None = None
+    progress: float | None = None
+    swap_id: str | None = None
+    explain: str | None = None
+
+    @property
+    def whole(self) -> bool:
+        """True when the lease excludes every tenant and holder beside it."""
+        return self.request.vram_mib is None
+
+
+class ProofResult(StrEnum):
+    """What is known of a restored conversation: nothing yet, reuse was seen, or it was read again."""
+
+    UNPROVED = "unproved"
+    WARM = "warm"
+    COLD = "cold"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """One conversation in one swap: what was saved of it and what came back.
+
+    `snapshot` is the file name inside the tenant's slot folder; `tokens` and `bytes` are the server's own figures.
+    `slot` is where it lies now (the saved slot in a swap out, the restored one in a swap back).
+    """
+
+    tenant: str
+    slot: int
+    snapshot: str
+    tokens: int
+    bytes: int
+    strategy: str = "slots"
+    saved: bool = False
+    restored: bool = False
+    result: ProofResult | None = None
+    cache_n: int | None = None
+    reason: str | None = None
+
+
+class StepOutcome(StrEnum):
+    """How one step of one tenant ended; `running` until then."""
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    FORCED = "forced"
+    COMPENSATED = "compensated"
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One line of a swap's table. `ms` is our wall time for the step, `backend_ms` what the server itself took."""
+
+    step: Step
+    tenant: str | None
+    started_ms: int
+    ms: int | None = None
+    backend_ms: float | None = None
+    outcome: StepOutcome = StepOutcome.RUNNING
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """An order to one executor: `agent:HOST` or `gateway:ID`.
+
+    (token, n) is its identity: an executor answers an equal pair from its record and refuses one older than the
+    mark it keeps for (card, tenant). `verb` is a Step, or `cut` (gateways: end the calls in flight). `tenant` is
+    None only for `vacate`, which concerns the card.
+    """
+
+    executor: str
+    card: str
+    tenant: str | None
+    token: int
+    n: int
+    verb: str
+    args: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """An executor's answer to a command, or an observation it volunteers (verbs `observed`, `proof`, `hello`).
+
+    Volunteered reports carry token 0 and n 0. `outcome` is `ok`, `failed` or `refused`.
+    The `data` of each verb is described where the verb is handled: core/machine.py and workers/backend.py.
+    """
+
+    executor: str
+    card: str
+    tenant: str | None
+    token: int
+    n: int
+    verb: str
+    outcome: str
+    detail: str | None = None
+    backend_ms: float | None = None
+    data: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """A running or finished swap. `pending` are the commands not yet answered: re-sent as they are on resume.
+
+    `stage` is the step in progress; `back` is True once it compensates (the tenants of `from_` come back).
+    `next_n` numbers the next command; compensation continues the numbering.
+    """
+
+    id: str
+    card: str
+    cause: str
+    token: int
+    from_: tuple[str, ...]
+    to: tuple[str, ...]
+    stage: Step
+    started_ms: int
+    stage_ms: int
+    lease: str | None = None
+    next_n: int = 1
+    pending: tuple[Command, ...] = ()
+    steps: tuple[StepRecord, ...] = ()
+    conversations: tuple[Conversation, ...] = ()
+    back: bool = False
+    forced: bool = False
+    retries: int = 0
+    outcome: str | None = None
+    reason: str | None = None
+    ended_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Departed:
+    """A holder that must be seen gone before the card is given on.
+
+    `pid` is the process the lease named; without one the card counts as free once `free_ms` has passed
+    (at once after a release by the holder, after `policy.grace` once it expired or was revoked).
+    """
+
+    lease: str
+    label: str
+    pid: int | None
+    free_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The card is not given on: somebody keeps its VRAM, or a tenant could not be brought back."""
+
+    reason: str
+    need_mib: int
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A card's state. `version` is its compare-and-set; the store raises it by one at each commit.
+
+    `residents` are tenant ids with VRAM here and an open gate (or one that opens at the end of the swap).
+    `lease` is the whole lease that holds or prepares the card. `return_to` are the residents it had before it left
+    serving; None when there is nothing to go back to. `failed` maps a tenant to why it could not be loaded.
+    """
+
+    name: str
+    version: int = 0
+    residents: tuple[str, ...] = ()
+    return_to: tuple[str, ...] | None = None
+    lease: str | None = None
+    swap: Swap | None = None
+    departed: tuple[Departed, ...] = ()
+    fault: Fault | None = None
+    failed: Mapping[str, str] = field(default_factory=dict[str, str])
+    idle_since_ms: int | None = None
+
+    @property
+    def phase(self) -> str:
+        """`steady`, a step, `hold` or `fault`."""
+        if self.swap is not None:
+            return self.swap.stage
+        if self.fault is not None:
+            return "fault"
+        return "hold" if self.lease is not None else "steady"
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """May calls of a tenant be admitted? Every change raises the epoch; gateways obey the highest they saw."""
+
+    epoch: int
+    open: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Calls by model name at one gateway process, per model and class."""
+
+    gateway: str
+    tenant: str
+    klass: WorkClass
+    waiting: int
+    running: int
+    oldest_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CardSpec:
+    """A card as configured. `total_mib` is known for `declared` cards; probes report it for others."""
+
+    name: str
+    total_mib: int
+    reserve_mib: int = 0
+    host: str = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class TenantSpec:
+    """A tenant as configured. `server` is the config entry that has its control (`llama` of `llama/med`)."""
+
+    id: str
+    server: str
+    card: str
+    host: str
+    need_mib: int
+    kind: str = "llama-router"
+    evict_never: bool = False
+    default: bool = False
+    pinned: bool = False
+    save: bool = True
+    save_required: bool = False
+    serves_models: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySpec:
+    """The numbers of the policy, in milliseconds; `drain_ms` and the rest as in the configuration."""
+
+    drain_ms: Mapping[WorkClass, int]
+    on_drain_limit: str = "end"
+    grace_ms: int = 30_000
+    vacate_ms: int = 60_000
+    idle_restore_ms: int = 120_000
+    max_queue: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """All that the configuration says and the core needs."""
+
+    cards: Mapping[str, CardSpec]
+    tenants: Mapping[str, TenantSpec]
+    policy: PolicySpec
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What the store says at one moment (`now_ms` is the store's TIME), read in one call.
+
+    `leases` holds every preparing and granted lease, the heads of the queue in (class rank, seq) order, and every
+    lease whose expiry or deadline has passed. `gateways` are the live gateway processes, `next_due_ms` the earliest
+    expiry or deadline still ahead.
+    """
+
+    now_ms: int
+    cards: Mapping[str, Card]
+    leases: Mapping[str, Lease]
+    queued: int = 0
+    next_due_ms: int | None = None
+    demand: tuple[Demand, ...] = ()
+    gateways: tuple[str, ...] = ()
+    gates: Mapping[str, Gate] = field(default_factory=dict[str, Gate])

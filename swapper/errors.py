@@ -1,0 +1,45 @@
+"""The exceptions of swapper, all of them.
+
+SwapperError
+├── ConfigError        the configuration is wrong; `problems` says where and how to mend it (exit status 2)
+├── StoreDown          the store does not answer; nothing was acknowledged
+└── BackendError       a tenant's server or its control answered with an error, or not at all
+    ├── BackendDown    it could not be reached (retry may help)
+    └── BackendRefused it answered and refused (retry will not help); `status` is the HTTP status, if any
+
+Expected outcomes (a conflict, a full queue, a wrong token) are values, not exceptions: see store/protocol.py.
+"""
+
+from __future__ import annotations
+
+
+class SwapperError(Exception):
+    """Base of all of them; its text is one sentence for a person."""
+
+
+class ConfigError(SwapperError):
+    """One or more mistakes in the configuration, each as `file:line: path: what (and what to do)`."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class StoreDown(SwapperError):
+    """The store could not be reached, or lost the connection before it answered."""
+
+
+class BackendError(SwapperError):
+    """A tenant's server, or the control that starts and stops it, failed."""
+
+
+class BackendDown(BackendError):
+    """Not reachable: connection refused, reset or timed out."""
+
+
+class BackendRefused(BackendError):
+    """An answer that is a refusal. `status` is the HTTP status where there was one."""
+
+    def __init__(self, text: str, status: int | None = None) -> None:
+        super().__init__(text)
+        self.status = status

@@ -1,0 +1,207 @@
+"""The store protocol: what the coordinator, the API, agents and gateways may ask of the store.
+
+Invariant: the store never chooses. `commit` is the only writer of grants and of card state; `enqueue`, `heartbeat` and
+`end` touch only their lease and wake the coordinator. Every function takes `now_ms`: None (production) means the
+store's own TIME read inside the function; a value is for tests and simulation. Expected outcomes are values, I/O
+problems are `StoreDown`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from swapper.core.commit import Commit, Committed, Conflict
+from swapper.core.types import Command, Demand, Lease, LeaseRequest, LeaseState, Report, Swap, World
+
+
+@dataclass(frozen=True, slots=True)
+class Idempotency:
+    """An Idempotency-Key and the digest of the body it came with; kept 24 h per owner."""
+
+    key: str
+    body_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """`created` is False when the same Idempotency-Key gave the lease of an earlier call."""
+
+    lease: Lease
+    created: bool
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFull:
+    """`queued` leases wait already; nothing was written."""
+
+    queued: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeyReused:
+    """The Idempotency-Key came before with another body; nothing was written."""
+
+    lease_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotFound:
+    """No such lease."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrongToken:
+    """The token given is not the lease's token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The lease has ended (heartbeat only)."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseFilter:
+    """Query of `leases`; `cursor` is opaque, as returned by the page before."""
+
+    state: LeaseState | None = None
+    card: str | None = None
+    owner: str | None = None
+    limit: int = 100
+    cursor: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeasePage:
+    """Newest first; `next_cursor` None on the last page."""
+
+    items: tuple[Lease, ...]
+    next_cursor: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCommand:
+    """A command and its place in the executor's outbox stream."""
+
+    id: str
+    command: Command
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What woke the coordinator: reports in order, and whether anything else changed. `last` resumes the reading."""
+
+    last: str
+    reports: tuple[Report, ...]
+    woken: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    """One line of the event log. `type` is lease|swap|card|tenant|conversation|window|job|alert; `data` is JSON."""
+
+    id: str
+    type: str
+    subject: str
+    version: int
+    data: str
+
+
+class Store(Protocol):
+    """See the module text. Blocking reads return empty after `block_ms` with nothing to say; 0 never blocks."""
+
+    async def enqueue(
+        self,
+        request: LeaseRequest,
+        *,
+        lease_id: str,
+        max_queue: int,
+        idempotency: Idempotency | None = None,
+        now_ms: int | None = None,
+    ) -> Enqueued | QueueFull | KeyReused:
+        """Append to the queue; `seq` is given here. Wakes the coordinator."""
+        ...
+
+    async def heartbeat(
+        self, lease_id: str, token: int, *, progress: float | None = None, now_ms: int | None = None
+    ) -> Lease | NotFound | WrongToken | Ended:
+        """Move `expires_ms` to now + ttl. A lease already past its expiry but not yet expired by commit lives on."""
+        ...
+
+    async def end(
+        self, lease_id: str, token: int | None, *, now_ms: int | None = None
+    ) -> Lease | NotFound | WrongToken:
+        """Granted -> released (token needed), queued or preparing -> cancelled (no token needed); ended: unchanged."""
+        ...
+
+    async def lease(self, lease_id: str) -> Lease | None:
+        """One lease, final ones included while they are retained."""
+        ...
+
+    async def leases(self, query: LeaseFilter) -> LeasePage:
+        """A page of leases, newest first."""
+        ...
+
+    async def position(self, lease_id: str) -> int | None:
+        """1 for the head of the queue in (class rank, seq) order; None when it does not wait."""
+        ...
+
+    async def read(self, *, now_ms: int | None = None) -> World:
+        """One consistent view of everything the core decides on."""
+        ...
+
+    async def commit(self, commit: Commit, *, now_ms: int | None = None) -> Committed | Conflict:
+        """Check every guard, then write everything, or nothing."""
+        ...
+
+    async def draw_token(self, *, now_ms: int | None = None) -> int:
+        """The next token; at least unix seconds << 20, always higher than any before."""
+        ...
+
+    async def raise_token(self, mark: int) -> None:
+        """Make the next token higher than `mark` (an agent reported it: the store may have been rolled back)."""
+        ...
+
+    async def outbox(self, executor: str, *, after: str, block_ms: int) -> tuple[StoredCommand, ...]:
+        """Commands for one executor after the id given (`0` = from the start of what is retained)."""
+        ...
+
+    async def report(self, report: Report) -> None:
+        """Tell the coordinator."""
+        ...
+
+    async def wake(self) -> None:
+        """Make the coordinator look again (demand changed, a member joined or left)."""
+        ...
+
+    async def inputs(self, *, after: str, block_ms: int) -> Inputs:
+        """Reports and wake-ups after the id given (`$` = from now on)."""
+        ...
+
+    async def beat(
+        self, gateway: str, demand: tuple[Demand, ...], *, ttl_ms: int, now_ms: int | None = None
+    ) -> None:
+        """Renew a gateway's membership and replace its demand records, in one write. Wakes when demand changed."""
+        ...
+
+    async def leave(self, gateway: str) -> None:
+        """Drop a gateway's membership and demand at once."""
+        ...
+
+    async def swap(self, swap_id: str) -> Swap | None:
+        """One swap, running or retained."""
+        ...
+
+    async def swaps(self, *, limit: int, card: str | None = None) -> tuple[Swap, ...]:
+        """Newest first."""
+        ...
+
+    async def events(self, *, after: str, limit: int, block_ms: int) -> tuple[StoredEvent, ...]:
+        """The log after the id given (`0` = from the oldest retained, `$` = only what is new)."""
+        ...
+
+    async def close(self) -> None:
+        """Drop the connections."""
+        ...

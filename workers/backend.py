@@ -1,0 +1,161 @@
+"""The seam between the agent and everything that can live on a card: one Backend per configured server.
+
+Invariant: a verb returns only what was observed, never what an answer claimed; it is safe to call twice. Verbs raise
+BackendError (see swapper/errors.py) with a sentence a person can act on; where we own the server's log, its last
+lines are in it. A backend knows its server and its files, and nothing of policy, leases or the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+
+class TenantState(StrEnum):
+    """What `observe` saw. `unreachable`: the server did not answer, so nothing is known of its models."""
+
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    LOADED = "loaded"
+    SLEEPING = "sleeping"
+    FAILED = "failed"
+    UNREACHABLE = "unreachable"
+
+    @property
+    def holds_vram(self) -> bool:
+        """True where the tenant must be counted as holding its VRAM (loading, loaded, sleeping)."""
+        return self in _HOLDING
+
+
+_HOLDING = frozenset({TenantState.LOADING, TenantState.LOADED, TenantState.SLEEPING})
+
+
+@dataclass(frozen=True, slots=True)
+class SlotUse:
+    """One slot that holds something: `tokens` in it now (0 where the server does not say, right after a restore)."""
+
+    slot: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quiesced:
+    """The server is idle. `slots` are those that may hold a conversation; empty for kinds without slots."""
+
+    slots: tuple[SlotUse, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A slot is on disk under `snapshot`, manifest written. `tokens` 0: the slot was empty and no file was kept."""
+
+    snapshot: str
+    slot: int
+    tokens: int
+    bytes: int
+    backend_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotInfo:
+    """A snapshot that could be restored now (`refused` None), or why it must not be."""
+
+    snapshot: str
+    slot: int
+    tokens: int
+    bytes: int
+    saved_ms: int
+    strategy: str = "slots"
+    refused: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The tenant answers. `snapshots` are newest first, the refused ones with their reason."""
+
+    n_slots: int = 0
+    n_ctx_slot: int = 0
+    snapshots: tuple[SnapshotInfo, ...] = ()
+    backend_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The server says so many tokens are back in the slot. Reuse is not proved by this."""
+
+    slot: int
+    tokens: int
+    backend_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A card as its probe sees it, MiB. `holders` name who holds VRAM, for people."""
+
+    total_mib: int
+    used_mib: int
+    free_mib: int
+    holders: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SaveArgs:
+    """Which slot, under which fresh file name."""
+
+    slot: int
+    name: str
+    extra: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+class SaveUnsupported(Exception):
+    """The server cannot save slots at all (HTTP 501): strategy `off`, not a failure."""
+
+
+class Backend(Protocol):
+    """The verbs on the tenants of one server. `tenant` is a full id such as `llama/med`."""
+
+    async def start(self) -> None:
+        """Make sure the server process runs (control `command`: adopt or start it; `attach`: nothing)."""
+        ...
+
+    async def observe(self) -> Mapping[str, TenantState]:
+        """State of every configured tenant of this server, without waking or loading anything. Never raises."""
+        ...
+
+    async def quiesce(self, tenant: str) -> Quiesced:
+        """Wait until the server's own counters show nothing running and nothing deferred for the tenant."""
+        ...
+
+    async def save(self, tenant: str, args: SaveArgs) -> Saved:
+        """Save one slot; raises SaveUnsupported, or BackendError when it failed (nothing was lost in the slot)."""
+        ...
+
+    async def release(self, tenant: str, *, limit_ms: int) -> None:
+        """Unload or stop; returns when the process that held the VRAM is gone."""
+        ...
+
+    async def load(self, tenant: str) -> Loaded:
+        """Load or start; returns when the tenant answered its smallest real call."""
+        ...
+
+    async def restore(self, tenant: str, snapshot: str, slot: int) -> Restored:
+        """Put a snapshot into a slot, after size, digest and fingerprint were checked."""
+        ...
+
+    def changes(self) -> AsyncIterator[None]:
+        """Yields whenever the server said that something changed (then `observe` is worth calling)."""
+        ...
+
+    async def close(self) -> None:
+        """Drop connections; the server and its tenants stay as they are."""
+        ...
+
+
+class Probe(Protocol):
+    """Reads one card's VRAM."""
+
+    async def read(self, states: Mapping[str, TenantState], holder_pids: tuple[int, ...]) -> Reading:
+        """`states` are the card's tenants as observed; `holder_pids` lease holders that may still be alive."""
+        ...
