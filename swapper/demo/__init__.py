@@ -1,0 +1,1 @@
+"""The demonstration: the real product on tiny generated models, on any machine."""
