@@ -1,8 +1,8 @@
 """Tiny language models made on the spot, so that a real llama-server has something to load.
 
 Invariant: the same name gives the same bytes; every model answers printable ASCII only, one character a
-token, and never ends by itself (see `_add_heads`). Touches only the folder it is given; `gguf` and `numpy` are
-imported on use, because most commands need neither.
+token, and never ends by itself (see `_add_heads`). Touches only the folder it is given; `gguf` and `numpy`
+are imported on use, because most commands need neither.
 """
 
 from __future__ import annotations
