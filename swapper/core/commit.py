@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from swapper.core.types import Card, Command, Gate, LeaseState, Swap
+from swapper.core.types import Card, Command, Conversation, Gate, LeaseState, Swap
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class Alert:
 class Commit:
     """Cards (each with the version it was read at; the store writes version + 1), leases, swaps, gates, commands.
 
-    Every card, lease and swap written becomes an event with its after-image, and commands reach their executors'
-    outboxes, in the same atomic write.
+    Every card, lease and swap written becomes an event with its after-image, every conversation and alert an event
+    of its own, and commands reach their executors' outboxes, all in the same atomic write.
     """
 
     cards: tuple[Card, ...] = ()
@@ -56,6 +56,7 @@ class Commit:
     swaps: tuple[Swap, ...] = ()
     gates: Mapping[str, Gate] = field(default_factory=dict[str, Gate])
     commands: tuple[Command, ...] = ()
+    conversations: tuple[Conversation, ...] = ()
     alerts: tuple[Alert, ...] = ()
 
 

@@ -204,7 +204,9 @@ class Swap:
     """A running or finished swap. `pending` are the commands not yet answered: re-sent as they are on resume.
 
     `stage` is the step in progress; `back` is True once it compensates (the tenants of `from_` come back).
-    `next_n` numbers the next command; compensation continues the numbering.
+    `next_n` numbers the next command; compensation continues the numbering. `forced_ms`: when calls were ended
+    because the drain limit was reached. `retried` lists the commands (verb, tenant, snapshot) tried a second time.
+    A lease's grant carries its swap's token.
     """
 
     id: str
@@ -222,11 +224,32 @@ class Swap:
     steps: tuple[StepRecord, ...] = ()
     conversations: tuple[Conversation, ...] = ()
     back: bool = False
-    forced: bool = False
-    retries: int = 0
+    forced_ms: int | None = None
+    retried: tuple[str, ...] = ()
     outcome: str | None = None
     reason: str | None = None
     ended_ms: int | None = None
+
+    @property
+    def grants(self) -> bool:
+        """True for a swap out whose end is the grant of `lease`."""
+        return self.lease is not None and not self.to and not self.back
+
+    @property
+    def moves(self) -> bool:
+        """False when nothing has to leave or come: only the proof that the VRAM is free."""
+        return bool(self.from_ or self.to)
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A lease that prepares or holds (part of) a card. `vram_mib` None is the whole card."""
+
+    lease: str
+    label: str
+    vram_mib: int | None
+    pid: int | None
+    granted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +268,7 @@ class Departed:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The card is not given on: somebody keeps its VRAM, or a tenant could not be brought back."""
+    """The card is not given on: somebody keeps its VRAM. Left when a reading shows `need_mib` within reach."""
 
     reason: str
     need_mib: int
@@ -253,24 +276,38 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """A tenant that could not be loaded: why, how often in a row, and when it may be tried again."""
+
+    reason: str
+    count: int
+    retry_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Card:
     """A card's state. `version` is its compare-and-set; the store raises it by one at each commit.
 
-    `residents` are tenant ids with VRAM here and an open gate (or one that opens at the end of the swap).
-    `lease` is the whole lease that holds or prepares the card. `return_to` are the residents it had before it left
-    serving; None when there is nothing to go back to. `failed` maps a tenant to why it could not be loaded.
+    `residents` are tenant ids that serve here (their gate opens at the end of the swap that brings them).
+    `return_to` are the residents it had before it left serving, None when there is nothing to go back to, and
+    `return_lease` the lease that displaced them. `failed` names the tenants that could not be loaded.
     """
 
     name: str
     version: int = 0
     residents: tuple[str, ...] = ()
     return_to: tuple[str, ...] | None = None
-    lease: str | None = None
-    swap: Swap | None = None
+    return_lease: str | None = None
+    holds: tuple[Hold, ...] = ()
     departed: tuple[Departed, ...] = ()
+    swap: Swap | None = None
     fault: Fault | None = None
-    failed: Mapping[str, str] = field(default_factory=dict[str, str])
-    idle_since_ms: int | None = None
+    failed: Mapping[str, Failure] = field(default_factory=dict[str, Failure])
+
+    @property
+    def whole(self) -> Hold | None:
+        """The whole lease that prepares or holds the card, if any."""
+        return next((hold for hold in self.holds if hold.vram_mib is None), None)
 
     @property
     def phase(self) -> str:
@@ -279,7 +316,7 @@ class Card:
             return self.swap.stage
         if self.fault is not None:
             return "fault"
-        return "hold" if self.lease is not None else "steady"
+        return "hold" if self.whole is not None else "steady"
 
 
 @dataclass(frozen=True, slots=True)
