@@ -1,0 +1,177 @@
+"""What needs more than one section to judge, and what this version cannot do yet.
+
+Invariant: pure over the document except for looking at whether named files exist; gives every problem at once, as
+(path, sentence), and notices for settings that are accepted but not acted on: nothing is ignored in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from swapper.config.schema import CardEntry, Document, SnapshotsEntry, TenantEntry
+from swapper.config.source import Source
+from swapper.config.units import show_mib
+from swapper.config.yamltext import Loc
+
+KINDS = frozenset({"llama-router"})
+CONTROLS = frozenset({"attach", "command"})
+PROBES = frozenset({"declared"})
+LATER = "is not supported by this version"
+
+Said = tuple[Loc, str]
+
+_COMMON = frozenset({"kind", "control", "card", "evict", "grace"})
+_ROUTER = _COMMON | {"command", "url", "api_key_env", "preset", "slot_dir", "path_map", "snapshots", "models"}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Problems refuse the configuration; notices are said at start and by `check`."""
+
+    problems: list[Said]
+    notices: list[Said]
+
+
+def check(document: Document, source: Source, environ: Mapping[str, str]) -> Found:
+    """Judge the sections against each other and against what this version can do."""
+    problems = [
+        *_sections(document),
+        *_redis(document, source),
+        *_cards(document),
+        *_tenants(document, source, environ),
+        *_names(document),
+    ]
+    return Found(problems, list(_notices(document, source)))
+
+
+def _sections(document: Document) -> Iterator[Said]:
+    for name in ("notify", "recipes", "windows"):
+        if getattr(document, name):
+            yield (name,), f"{name} {LATER}; remove it"
+
+
+def _redis(document: Document, source: Source) -> Iterator[Said]:
+    if document.redis is None:
+        return
+    loc: Loc = ("redis",)
+    scheme, separator, rest = document.redis.partition("://")
+    if not separator or scheme not in ("redis", "rediss", "unix"):
+        yield loc, "must be redis://, rediss:// or unix://, or null for the embedded store"
+    elif ":" in rest.rpartition("@")[0] and loc not in source.variables:
+        yield loc, "a password does not belong in the file; set the whole address in SWAPPER__REDIS"
+
+
+def _cards(document: Document) -> Iterator[Said]:
+    if not document.cards:
+        yield ("cards",), "at least one card is needed"
+    owners: dict[tuple[str, str], str] = {}
+    for name, card in document.cards.items():
+        loc: Loc = ("cards", name)
+        yield from _card(card, loc)
+        for gpu in card.index or ():
+            other = owners.setdefault((card.host, gpu), name)
+            if other != name:
+                yield (*loc, "index"), f"GPU {gpu} is already in card {other}; a GPU belongs to one card"
+
+
+def _card(card: CardEntry, loc: Loc) -> Iterator[Said]:
+    probe = card.probe or ("declared" if card.vram_mib is not None else None)
+    mend = "use probe: declared with vram: SIZE"
+    if probe is None:
+        yield loc, f"probe nvml {LATER}; {mend}"
+    elif probe not in PROBES:
+        yield (*loc, "probe"), f"probe: {probe} {LATER}; {mend}"
+    elif not card.vram_mib:
+        yield loc, "probe: declared needs vram: SIZE, like vram: 24GiB"
+    elif card.reserve_mib >= card.vram_mib:
+        yield (*loc, "reserve"), f"leaves nothing of {show_mib(card.vram_mib)}"
+    if card.host != "main":
+        yield (*loc, "host"), f"an agent on another host {LATER}; leave host out"
+
+
+def _tenants(document: Document, source: Source, environ: Mapping[str, str]) -> Iterator[Said]:
+    for name, entry in document.tenants.items():
+        loc: Loc = ("tenants", name)
+        if "/" in name:
+            yield loc, "the name of a server may not hold a /"
+        if entry.card not in document.cards:
+            yield (*loc, "card"), f"there is no card {entry.card!r}; cards are {', '.join(document.cards)}"
+        if entry.kind not in KINDS:
+            yield (*loc, "kind"), f"kind: {entry.kind} {LATER}; supported: {', '.join(sorted(KINDS))}"
+            continue
+        if entry.control not in CONTROLS:
+            said = f"control: {entry.control} {LATER}; supported: {', '.join(sorted(CONTROLS))}"
+            yield (*loc, "control"), said
+        given: dict[str, object] = source.data["tenants"][name]
+        for key in given:
+            if key not in _ROUTER and entry.control in CONTROLS:
+                yield (*loc, key), f"is not a key of kind {entry.kind} with control {entry.control}"
+        yield from _router(entry, loc, environ)
+        yield from _models(document, name, entry)
+
+
+def _router(entry: TenantEntry, loc: Loc, environ: Mapping[str, str]) -> Iterator[Said]:
+    if entry.control == "command" and not entry.command:
+        yield loc, "control: command needs command: the server's program and its arguments"
+    if entry.control == "attach" and entry.command:
+        yield (*loc, "command"), "is never run with control: attach; write control: command, or remove it"
+    if entry.url is None:
+        yield loc, "needs url: the router's address, like http://127.0.0.1:8080"
+    if entry.api_key_env is not None and not environ.get(entry.api_key_env):
+        yield (*loc, "api_key_env"), f"the environment variable {entry.api_key_env} is not set"
+    if entry.preset is not None and not entry.preset.is_file():
+        yield (*loc, "preset"), f"{entry.preset} does not exist"
+    if not entry.models:
+        yield loc, "needs models: the names of the router's models, each with its vram"
+    yield from _snapshots(entry, (*loc, "snapshots"))
+
+
+def _snapshots(entry: TenantEntry, loc: Loc) -> Iterator[Said]:
+    keep: SnapshotsEntry = entry.snapshots
+    if keep.strategy in ("rewind", "replay"):
+        yield (*loc, "strategy"), f"strategy: {keep.strategy} {LATER}; use auto, slots or off"
+    if keep.every_ms is not None:
+        yield (*loc, "every"), f"saving by the clock {LATER}; remove it"
+    if keep.strategy == "off":
+        if keep.required:
+            yield (*loc, "required"), "cannot be true with strategy: off"
+    elif entry.slot_dir is None:
+        yield loc[:-1], "needs slot_dir: the folder of --slot-save-path (or snapshots: {strategy: off})"
+
+
+def _models(document: Document, name: str, entry: TenantEntry) -> Iterator[Said]:
+    card = document.cards.get(entry.card)
+    room = (card.vram_mib or 0) - card.reserve_mib if card is not None else 0
+    for model, one in entry.models.items():
+        loc: Loc = ("tenants", name, "models", model)
+        if one.vram_mib is None:
+            yield loc, "needs vram: what it takes on the card when loaded, contexts included, like vram: 19.5GiB"
+        elif isinstance(one.vram_mib, int) and 0 < room < one.vram_mib:
+            said = f"{show_mib(one.vram_mib)} do not fit card {entry.card}, which has {show_mib(room)} to give"
+            yield (*loc, "vram"), said
+
+
+def _names(document: Document) -> Iterator[Said]:
+    owners: dict[str, str] = {}
+    for server, entry in document.tenants.items():
+        for model, one in entry.models.items():
+            loc: Loc = ("tenants", server, "models", model)
+            for place, name in ((loc, model), *(((*loc, "aliases"), alias) for alias in one.aliases)):
+                other = owners.setdefault(name, f"{server}/{model}")
+                if other != f"{server}/{model}":
+                    yield place, f"{name!r} is already a name of {other}; names and aliases are unique"
+
+
+def _notices(document: Document, source: Source) -> Iterator[Said]:
+    policy: dict[str, object] = source.data.get("policy") or {}
+    for key in ("overhead", "patience"):
+        if key in policy:
+            yield ("policy", key), "is kept, but this version orders by class and then by arrival"
+    for name, entry in document.tenants.items():
+        loc: Loc = ("tenants", name, "snapshots")
+        if entry.snapshots.sweep:
+            yield (*loc, "sweep"), "this version saves the slots only, not what lies beyond them in the server's RAM"
+        for model, one in entry.models.items():
+            if one.ttl_ms is not None:
+                yield ("tenants", name, "models", model, "ttl"), "this version does not unload idle models"

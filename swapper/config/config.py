@@ -1,0 +1,134 @@
+"""The configuration as the rest of swapper sees it: the judged document, resolved secrets, and what the core needs.
+
+Invariant: a Config exists only after every check passed; it is never changed, a reload makes a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from swapper.config.keys import ApiKey
+from swapper.config.schema import (
+    CardEntry,
+    Document,
+    GatewayEntry,
+    ModelEntry,
+    PolicyEntry,
+    TenantEntry,
+)
+from swapper.core.types import CardSpec, PolicySpec, Spec, TenantSpec, WorkClass
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A valid configuration.
+
+    `folder` (absolute) is where relative paths and commands of it start; `path` is its file, None without one.
+    `notices` are sentences about settings that are accepted but that this version does not act on, with their lines.
+    """
+
+    document: Document
+    folder: Path
+    path: Path | None
+    keys: tuple[ApiKey, ...]
+    notices: tuple[str, ...] = ()
+
+    @property
+    def listen(self) -> tuple[str, int]:
+        """Host and port of the API; port 0 lets the system choose."""
+        host, _, port = self.document.listen.rpartition(":")
+        return host.strip("[]"), int(port)
+
+    @property
+    def state_dir(self) -> Path:
+        """Folder of the embedded store, marks and logs; absolute."""
+        return self.document.state_dir
+
+    @property
+    def redis(self) -> str | None:
+        """Address of an external store; None means the embedded one."""
+        return self.document.redis
+
+    @property
+    def cards(self) -> Mapping[str, CardEntry]:
+        """Cards by name, as configured."""
+        return self.document.cards
+
+    @property
+    def tenants(self) -> Mapping[str, TenantEntry]:
+        """Servers by name, as configured; the tenants of `spec()` are their models."""
+        return self.document.tenants
+
+    @property
+    def policy(self) -> PolicyEntry:
+        """The numbers of the policy."""
+        return self.document.policy
+
+    @property
+    def gateway(self) -> GatewayEntry:
+        """Limits of calls by model name."""
+        return self.document.gateway
+
+    def model(self, tenant: str) -> ModelEntry:
+        """The entry of a tenant id `server/model`; KeyError when there is none."""
+        server, _, name = tenant.partition("/")
+        return self.tenants[server].models[name]
+
+    def models(self) -> Mapping[str, str]:
+        """Every name and alias a caller may use for a model -> its tenant id."""
+        names: dict[str, str] = {}
+        for server, entry in self.tenants.items():
+            for model, one in entry.models.items():
+                names.update(dict.fromkeys((model, *one.aliases), tenant_id(server, model)))
+        return names
+
+    def spec(self) -> Spec:
+        """What the core needs: cards, tenants (one a model, id `server/model`) and the policy's numbers."""
+        cards = {
+            name: CardSpec(name, card.vram_mib or 0, card.reserve_mib, card.host) for name, card in self.cards.items()
+        }
+        tenants = {
+            tenant_id(server, model): self._tenant(server, entry, model, cards[entry.card])
+            for server, entry in self.tenants.items()
+            for model in entry.models
+        }
+        return Spec(cards, tenants, self._policy())
+
+    def _tenant(self, server: str, entry: TenantEntry, model: str, card: CardSpec) -> TenantSpec:
+        one = entry.models[model]
+        whole = card.total_mib - card.reserve_mib
+        return TenantSpec(
+            id=tenant_id(server, model),
+            server=server,
+            card=entry.card,
+            host=card.host,
+            need_mib=one.vram_mib if isinstance(one.vram_mib, int) else whole,
+            kind=entry.kind,
+            evict_never=entry.evict == "never",
+            default=one.default,
+            save=entry.snapshots.strategy != "off",
+            save_required=entry.snapshots.required,
+        )
+
+    def _policy(self) -> PolicySpec:
+        policy = self.policy
+        drain = {
+            WorkClass.INTERACTIVE: policy.drain.interactive_ms,
+            WorkClass.NORMAL: policy.drain.normal_ms,
+            WorkClass.BATCH: policy.drain.batch_ms,
+            WorkClass.MAINTENANCE: policy.drain.normal_ms,
+        }
+        return PolicySpec(
+            drain_ms=drain,
+            on_drain_limit=policy.on_drain_limit,
+            grace_ms=policy.grace_ms,
+            idle_restore_ms=policy.idle_restore_ms,
+            max_queue=policy.max_queue,
+        )
+
+
+def tenant_id(server: str, model: str) -> str:
+    """Id of a model of a server."""
+    return f"{server}/{model}"

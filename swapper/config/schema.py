@@ -1,0 +1,253 @@
+"""The keys of swapper.yaml as pydantic models: one class a section, with the unit in each attribute's name.
+
+Invariant: every documented key is known here, unknown ones are errors; what needs more than one section to judge is in
+checks.py. A key whose value has a unit keeps its plain name in the file (`vram`) and is read as `vram_mib` in code.
+Nothing here opens a file; paths become absolute by the folder and home given in the validation context.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, cast
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    StrictBool,
+    StrictInt,
+    ValidationInfo,
+)
+
+from swapper.config.units import duration_ms, size_bytes, size_mib
+from swapper.core.types import WorkClass
+
+ALL = "all"
+
+
+def _text(value: object) -> object:
+    return str(value) if type(value) is int else value
+
+
+def _vram(value: object) -> int | Literal["all"]:
+    return "all" if value == ALL else size_mib(value)
+
+
+def _optional_ms(value: object) -> int | None:
+    return None if value is None else duration_ms(value)
+
+
+def _gpus(value: object) -> tuple[str, ...]:
+    entries: list[object] = list(value) if isinstance(value, list) else [value]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    for entry in entries:
+        if isinstance(entry, bool) or not isinstance(entry, int | str):
+            raise ValueError("must be a GPU's index, its UUID, or a list of them")
+    return tuple(str(entry) for entry in entries)
+
+
+def _path(value: object, info: ValidationInfo) -> Path:
+    if not isinstance(value, str) or not value:
+        raise ValueError("must be a path")
+    context: dict[str, Path] = info.context or {}
+    home = context.get("home")
+    if home is not None and (value == "~" or value.startswith("~/")):
+        return home / value[2:]
+    return context.get("folder", Path()) / value
+
+
+def _listen(value: str) -> str:
+    host, colon, port = value.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{value!r} is not host:port; write it like 127.0.0.1:9292")
+    return value
+
+
+def _http(value: str) -> str:
+    if not value.startswith(("http://", "https://")) or len(value.split("://", 1)[1].strip("/")) == 0:
+        raise ValueError(f"{value!r} is not a server's address; write it like http://127.0.0.1:8080")
+    return value.rstrip("/")
+
+
+def _class(value: object) -> WorkClass:
+    try:
+        return WorkClass(str(value))
+    except ValueError:
+        raise ValueError(f"{value!r} is not one of {', '.join(WorkClass)}") from None
+
+
+Text = Annotated[str, BeforeValidator(_text)]
+Mib = Annotated[int, PlainValidator(size_mib)]
+Bytes = Annotated[int, PlainValidator(size_bytes)]
+Ms = Annotated[int, PlainValidator(duration_ms)]
+OptionalMs = Annotated[int | None, PlainValidator(_optional_ms)]
+Vram = Annotated[int | Literal["all"], PlainValidator(_vram)]
+FilePath = Annotated[Path, PlainValidator(_path)]
+Listen = Annotated[Text, AfterValidator(_listen)]
+HttpUrl = Annotated[Text, AfterValidator(_http)]
+Class = Annotated[WorkClass, PlainValidator(_class)]
+
+Kind = Literal["llama-router", "llama-server", "comfyui", "ollama", "vllm", "sglang", "llama-swap", "openai", "none"]
+Control = Literal["attach", "command", "docker", "kubernetes", "systemd"]
+Probe = Literal["nvml", "amdgpu", "unified", "declared"]
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, unknown keys refused, values with units read under their key's name."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class KeyEntry(Section):
+    """An API key: who (`name`), what it may do (`scopes`), and where the secret is found, never the secret."""
+
+    name: Text
+    key_env: Text | None = None
+    key_file: FilePath | None = None
+    scopes: tuple[Literal["models", "leases", "admin"], ...] = ("models", "leases")
+    classes: tuple[Class, ...] = (WorkClass.INTERACTIVE, WorkClass.NORMAL, WorkClass.BATCH)
+    default_class: Class | None = None
+
+
+class Auth(Section):
+    """Without keys every caller is the owner `local`."""
+
+    keys: tuple[KeyEntry, ...] = ()
+
+
+class CardEntry(Section):
+    """A GPU or a named set of GPUs (`index`: one or several indexes or UUIDs)."""
+
+    probe: Probe | None = None
+    index: Annotated[tuple[str, ...], PlainValidator(_gpus)] | None = None
+    vram_mib: Mib | None = Field(default=None, alias="vram")
+    reserve_mib: Mib = Field(default=0, alias="reserve")
+    host: Text = "main"
+
+
+class SnapshotsEntry(Section):
+    """How the conversations of a server are kept. `required`: rather no handover than a lost conversation."""
+
+    strategy: Literal["auto", "slots", "rewind", "replay", "off"] = "auto"
+    required: StrictBool = False
+    budget_mib: Mib | None = Field(default=None, alias="budget")
+    keep_ms: OptionalMs = Field(default=None, alias="keep")
+    sweep: StrictBool | None = None
+    every_ms: OptionalMs = Field(default=None, alias="every")
+
+
+class ModelEntry(Section):
+    """One model of a server that serves several by name."""
+
+    vram_mib: Vram | None = Field(default=None, alias="vram")
+    aliases: tuple[Text, ...] = ()
+    ttl_ms: OptionalMs = Field(default=None, alias="ttl")
+    default: StrictBool = False
+    concurrency: Annotated[StrictInt, Field(ge=1)] | None = None
+
+
+class TenantEntry(Section):
+    """Something that can live on a card: `kind` says how to talk to it, `control` how it is started and stopped."""
+
+    kind: Kind
+    control: Control = "attach"
+    card: Text
+    command: tuple[Text, ...] = ()
+    container: Text | None = None
+    namespace: Text | None = None
+    deployment: Text | None = None
+    unit: Text | None = None
+    url: HttpUrl | None = None
+    api_key_env: Text | None = None
+    preset: FilePath | None = None
+    slot_dir: FilePath | None = None
+    path_map: dict[str, Text] = Field(default_factory=dict)
+    snapshots: SnapshotsEntry = SnapshotsEntry()
+    models: dict[str, ModelEntry] = Field(default_factory=dict)
+    gate: Listen | None = None
+    vram_mib: Vram | None = Field(default=None, alias="vram")
+    linger_ms: OptionalMs = Field(default=None, alias="linger")
+    grace_ms: Ms = Field(default=30_000, alias="grace")
+    evict: Literal["auto", "never"] = "auto"
+
+
+class RecipeEntry(Section):
+    """A command run under a lease with checked parameters."""
+
+    command: tuple[Text, ...]
+    params: dict[str, Text] = Field(default_factory=dict)
+    roots: tuple[FilePath, ...] = ()
+    vram_mib: Vram = Field(default="all", alias="vram")
+    max_hold_ms: Ms = Field(default=3_600_000, alias="max_hold")
+
+
+class WindowEntry(Section):
+    """A maintenance window: a whole lease at a time given by `cron` in the zone `tz`."""
+
+    cron: Text
+    tz: Text = "UTC"
+    card: Text
+    duration_ms: Ms = Field(default=3_600_000, alias="duration")
+    run: tuple[tuple[Text, ...], ...] = ()
+    suspend: tuple[Text, ...] = ()
+    slack_ms: Ms = Field(default=600_000, alias="slack")
+    on_missed: Literal["run_once", "skip"] = "run_once"
+    on_overrun: Literal["kill", "warn"] = "kill"
+
+
+class Patience(Section):
+    """Longest wait a class should see before the card turns to it, in ms."""
+
+    interactive_ms: Ms = Field(default=60_000, alias="interactive")
+    normal_ms: Ms = Field(default=600_000, alias="normal")
+    batch_ms: Ms = Field(default=14_400_000, alias="batch")
+
+
+class Drain(Section):
+    """How long calls of a class may take to end once their card is wanted, in ms."""
+
+    interactive_ms: Ms = Field(default=600_000, alias="interactive")
+    normal_ms: Ms = Field(default=600_000, alias="normal")
+    batch_ms: Ms = Field(default=600_000, alias="batch")
+
+
+class PolicyEntry(Section):
+    """The numbers of the policy."""
+
+    overhead: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    patience: Patience = Patience()
+    drain: Drain = Drain()
+    on_drain_limit: Literal["end", "reopen"] = "end"
+    max_call_ms: Ms = Field(default=3_600_000, alias="max_call")
+    max_hold_ms: Ms = Field(default=3_600_000, alias="max_hold")
+    idle_restore_ms: Ms = Field(default=120_000, alias="idle_restore")
+    grace_ms: Ms = Field(default=30_000, alias="grace")
+    max_queue: Annotated[StrictInt, Field(ge=1)] = 10_000
+
+
+class GatewayEntry(Section):
+    """Limits of model-by-name calls: waiting in ms, bodies in bytes."""
+
+    max_wait_ms: Ms = Field(default=600_000, alias="max_wait")
+    keepalive_ms: Ms = Field(default=10_000, alias="keepalive")
+    keepalive_style: Literal["data", "comment"] = "data"
+    body_limit_bytes: Bytes = Field(default=64 * 1024**2, alias="body_limit")
+    body_budget_bytes: Bytes = Field(default=512 * 1024**2, alias="body_budget")
+
+
+class Document(Section):
+    """The whole file, before the sections are judged against each other."""
+
+    listen: Listen = "127.0.0.1:9292"
+    state_dir: FilePath = Field(default=cast("Path", "~/.local/state/swapper"), validate_default=True)
+    redis: Text | None = None
+    auth: Auth = Auth()
+    notify: tuple[Text, ...] = ()
+    cards: dict[str, CardEntry]
+    tenants: dict[str, TenantEntry] = Field(default_factory=dict)
+    recipes: dict[str, RecipeEntry] = Field(default_factory=dict)
+    windows: dict[str, WindowEntry] = Field(default_factory=dict)
+    policy: PolicyEntry = PolicyEntry()
+    gateway: GatewayEntry = GatewayEntry()
