@@ -1,0 +1,28 @@
+"""The HTTP API: leases, status, swaps, events, health. `app.py` adds `routes` and `middlewares` to its application."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from swapper.api.auth import Middleware, auth_middleware, error_middleware
+from swapper.api.context import ApiContext, Live
+from swapper.api.events import EventRoutes
+from swapper.api.leases import LeaseRoutes
+from swapper.api.problem import Problem
+from swapper.api.status import StatusRoutes
+
+__all__ = ["ApiContext", "Live", "Problem", "middlewares", "routes"]
+
+
+def routes(ctx: ApiContext) -> list[web.RouteDef]:
+    """Every route of the API; call `ctx.close()` when the server shuts down, before it waits for handlers."""
+    return [*LeaseRoutes(ctx).table(), *StatusRoutes(ctx).table(), *EventRoutes(ctx).table()]
+
+
+def middlewares(ctx: ApiContext) -> list[Middleware]:
+    """For `web.Application(middlewares=...)`, outermost first; they serve the model routes too.
+
+    A request that passed them has `owner` (str), `scopes` (frozenset of str), `classes` (frozenset of WorkClass) and
+    `default_class` (WorkClass).
+    """
+    return [error_middleware(), auth_middleware(ctx)]

@@ -1,0 +1,171 @@
+"""Who calls, and may they: keys by Bearer, x-api-key or Basic password, scopes by path; and errors to responses.
+
+Invariant: no handler runs before the caller is known; a key is compared in constant time with every key there is.
+Sets `owner`, `scopes`, `classes` and `default_class` on the request (`local` with every right when no keys are
+configured). Reads the context, touches no store.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import warnings
+from collections.abc import Awaitable, Callable, Iterator
+
+from aiohttp import web
+from yarl import URL
+
+from swapper.api.context import ApiContext
+from swapper.api.problem import Problem, is_ours, render
+from swapper.config import ApiKey
+from swapper.core.types import WorkClass
+from swapper.errors import StoreDown
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Middleware = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
+
+_OPEN = frozenset({"/health"})
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+_CODES = {400: "bad-request", 404: "not-found", 405: "method-not-allowed", 413: "body-too-large"}
+_LOCAL = ApiKey("local", "", frozenset({"admin"}), frozenset(WorkClass), WorkClass.INTERACTIVE)
+_announced: set[str] = set()
+
+
+def error_middleware() -> Middleware:
+    """Turns `Problem`, the framework's own HTTP errors and a dead store into a response of the path's style."""
+
+    @web.middleware
+    async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except Problem as problem:
+            return render(problem, request.path)
+        except StoreDown as error:
+            text = f"The store does not answer, nothing was done: {error}"
+            return render(Problem(503, "store-down", text, retry_after_s=1), request.path)
+        except web.HTTPException as error:
+            if error.status < 400:
+                raise
+            return render(_framework_problem(request, error), request.path)
+
+    return errors
+
+
+def _framework_problem(request: web.Request, error: web.HTTPException) -> Problem:
+    detail = f"There is nothing at {request.path}." if error.status == 404 else (error.text or error.reason)
+    headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+    return Problem(error.status, _CODES.get(error.status, "http-error"), detail, headers=headers)
+
+
+def auth_middleware(ctx: ApiContext) -> Middleware:
+    """Finds the caller's key, checks its scope for the path, and puts who it is on the request."""
+    digests = tuple((_digest(key.secret), key) for key in ctx.keys)
+
+    @web.middleware
+    async def auth(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path in _OPEN:
+            return await handler(request)
+        key = _identify(request, digests) if digests else _local(request)
+        needed = scope_needed(request.method, request.path)
+        if needed is not None and not key.scopes & {needed, "admin"}:
+            raise Problem(403, "forbidden", f"The key {key.name!r} has no scope {needed!r}.")
+        _put(request, "owner", key.name)
+        _put(request, "scopes", key.scopes)
+        _put(request, "classes", key.classes)
+        _put(request, "default_class", _default_class(key))
+        return await handler(request)
+
+    return auth
+
+
+def scope_needed(method: str, path: str) -> str | None:
+    """`models`, `leases`, `admin`, or None where any key will do (all that only looks)."""
+    if path.startswith(("/api/leases", "/api/jobs")):
+        return "leases"
+    if path.startswith("/api/models") or not is_ours(path):
+        return "models"
+    return None if method in _SAFE else "admin"
+
+
+def may_act_for(request: web.Request, owner: str) -> bool:
+    """True for the owner itself and for admin."""
+    return request["owner"] == owner or "admin" in request["scopes"]
+
+
+def check_class(request: web.Request, klass: WorkClass) -> WorkClass:
+    """The class, if the caller's key allows it; else Problem 403."""
+    classes: frozenset[WorkClass] = request["classes"]
+    if klass not in classes:
+        allowed = ", ".join(sorted(classes, key=_rank)) or "no class"
+        raise Problem(403, "class-not-allowed", f"The key {request['owner']!r} may use {allowed}, not {klass}.")
+    return klass
+
+
+def _default_class(key: ApiKey) -> WorkClass:
+    """For calls that name no class: the key's own, else interactive, else the most urgent it may use."""
+    if key.default_class is not None:
+        return key.default_class
+    return min(key.classes, key=_rank, default=WorkClass.INTERACTIVE)
+
+
+def _rank(klass: WorkClass) -> int:
+    return klass.rank
+
+
+def _identify(request: web.Request, digests: tuple[tuple[bytes, ApiKey], ...]) -> ApiKey:
+    found: ApiKey | None = None
+    given = False
+    for secret in _credentials(request):
+        given = True
+        offered = _digest(secret)
+        for digest, key in digests:
+            if hmac.compare_digest(digest, offered) and found is None:
+                found = key
+    if found is None:
+        text = "This key is not known here." if given else "A key is needed: send it as a Bearer token."
+        raise Problem(401, "unauthorized", text, headers={"WWW-Authenticate": 'Bearer realm="swapper"'})
+    return found
+
+
+def _local(request: web.Request) -> ApiKey:
+    """Without keys everybody who reaches the port is `local`, but not the pages a local browser happens to show."""
+    origin = request.headers.get("Origin")
+    if origin is None or request.method in _SAFE or not is_ours(request.path):
+        return _LOCAL
+    try:
+        authority = URL(origin).authority
+    except ValueError:
+        authority = ""
+    if authority != request.host:
+        raise Problem(403, "cross-origin", f"A page of {origin!r} may not act here; configure a key for it.")
+    return _LOCAL
+
+
+def _credentials(request: web.Request) -> Iterator[str]:
+    kind, _, value = request.headers.get("Authorization", "").partition(" ")
+    if kind.lower() == "bearer":
+        yield value.strip()
+    elif kind.lower() == "basic":
+        try:
+            yield base64.b64decode(value, validate=True).decode().partition(":")[2]
+        except (binascii.Error, UnicodeDecodeError):
+            yield ""
+    if "x-api-key" in request.headers:
+        yield request.headers["x-api-key"].strip()
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
+
+
+def _put(request: web.Request, key: str, value: object) -> None:
+    """Plain string keys are the seam to the gateway; aiohttp advises against them once per key and process."""
+    if key in _announced:
+        request[key] = value
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", web.NotAppKeyWarning)
+        request[key] = value
+    _announced.add(key)

@@ -1,0 +1,72 @@
+"""What the handlers are given: the store, the configuration's values, the keys, and the live observations.
+
+Invariant: the API knows the store and the core, never the coordinator; what the coordinator observes comes through
+`Live`. One context per served application.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from swapper.api.tail import Tail
+from swapper.config import ApiKey
+from swapper.core.types import CardSpec, Spec
+from swapper.store.protocol import Store
+
+
+class Live(Protocol):
+    """What is observed right now and stands in no store."""
+
+    def readings(self) -> Mapping[str, dict[str, object]]:
+        """Card -> `{total_mib, used_mib, free_mib, holders}`; a card never read is absent."""
+        ...
+
+    def states(self) -> Mapping[str, str]:
+        """Tenant id -> `unloaded|loading|loaded|sleeping|failed|unreachable`; one never observed is absent."""
+        ...
+
+    def problems(self) -> list[str]:
+        """Why this process is not ready, one sentence each; empty when it is."""
+        ...
+
+
+@dataclass(slots=True)
+class ApiContext:
+    """See the module text. `spec` may be replaced when the configuration was read again.
+
+    `env` gives a card's device variables (absent: null for both), `names` every name of a model -> its tenant id
+    (`Config.models()`), `webhook_hosts` the hosts a lease may name in `webhook`.
+    """
+
+    store: Store
+    spec: Spec
+    keys: tuple[ApiKey, ...]
+    live: Live
+    env: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict[str, Mapping[str, str | None]])
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+    webhook_hosts: frozenset[str] = frozenset()
+    keepalive_s: float = 15.0
+    tail: Tail = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tail = Tail(self.store)
+
+    async def close(self) -> None:
+        """End every wait and every event stream; call it when the server begins to shut down."""
+        await self.tail.close()
+
+    def total_mib(self, card: CardSpec) -> int | None:
+        """The card's VRAM as configured, else as read; None while nobody knows."""
+        read = self.live.readings().get(card.name, {}).get("total_mib")
+        return card.total_mib or (read if isinstance(read, int) and read > 0 else None)
+
+    def capacity_mib(self, name: str) -> int | None:
+        """What a lease can have at most: total - reserve - needs of `evict: never` tenants; None while unknown."""
+        card = self.spec.cards[name]
+        total = self.total_mib(card)
+        if total is None:
+            return None
+        fixed = sum(t.need_mib for t in self.spec.tenants.values() if t.card == name and t.evict_never)
+        return total - card.reserve_mib - fixed

@@ -1,0 +1,74 @@
+"""`GET /api/events`: the event log as server-sent events, resumable.
+
+Invariant: a client that comes back with Last-Event-ID loses nothing that is still retained; pages are read from the
+store, and between them the stream sleeps on the process's one tail, so a slow reader holds up nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+from aiohttp import web
+
+from swapper.api.bodies import bad_value
+from swapper.api.context import ApiContext
+from swapper.errors import StoreDown
+from swapper.store.protocol import StoredEvent
+
+_PAGE = 500
+_ID = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?")
+
+
+class EventRoutes:
+    """Handlers over one context."""
+
+    def __init__(self, ctx: ApiContext) -> None:
+        self._ctx = ctx
+
+    def table(self) -> list[web.RouteDef]:
+        """Route definitions, for `app.add_routes`."""
+        return [web.get("/api/events", self.events)]
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """From Last-Event-ID (or `?since=`, `0` = the oldest retained) on, else from now; `?follow=0` ends there."""
+        since = request.headers.get("Last-Event-ID") or request.query.get("since")
+        if since is not None and _ID.fullmatch(since) is None:
+            raise bad_value("Last-Event-ID", f"{since!r} is not the id of an event")
+        follow = request.query.get("follow", "1") != "0"
+        with self._ctx.tail.watch_all() as more:
+            if since is None:
+                since = await self._ctx.tail.end() if follow else "0"
+            response = web.StreamResponse(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+            response.content_type = "text/event-stream"
+            response.charset = "utf-8"
+            await response.prepare(request)
+            try:
+                await self._stream(response, since, more, follow=follow)
+            except (StoreDown, ConnectionResetError):
+                return response  # the client resumes with the last id it saw
+            await response.write_eof()
+        return response
+
+    async def _stream(self, response: web.StreamResponse, since: str, more: asyncio.Event, *, follow: bool) -> None:
+        await response.write(b": swapper events\n\n")
+        while True:
+            more.clear()
+            page = await self._ctx.store.events(after=since, limit=_PAGE, block_ms=0)
+            if page:
+                since = page[-1].id
+                await response.write(b"".join(frame(event) for event in page))
+                continue
+            if not follow or self._ctx.tail.closed:
+                return
+            try:
+                async with asyncio.timeout(self._ctx.keepalive_s):
+                    await more.wait()
+            except TimeoutError:
+                await response.write(b": keepalive\n\n")
+
+
+def frame(event: StoredEvent) -> bytes:
+    """One event on the wire; `data` is one line of JSON."""
+    data = event.data.replace("\r", " ").replace("\n", " ")
+    return f"id: {event.id}\nevent: {event.type}\ndata: {data}\n\n".encode()

@@ -1,0 +1,156 @@
+"""What is on which card, which swaps ran, and is this process healthy: the routes that only look.
+
+Invariant: one reading of the world per answer, so that its parts agree; nothing here changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aiohttp import web
+
+from swapper import __version__
+from swapper.api import bodies
+from swapper.api.context import ApiContext
+from swapper.api.leases import view_lease
+from swapper.api.problem import Problem
+from swapper.api.views import Json, card_json, conversation_json, iso, swap_json
+from swapper.core.types import Card, Conversation, Demand, Swap, TenantSpec, World
+
+_RECENT_SWAPS = 50
+
+
+class StatusRoutes:
+    """Handlers over one context."""
+
+    def __init__(self, ctx: ApiContext) -> None:
+        self._ctx = ctx
+
+    def table(self) -> list[web.RouteDef]:
+        """Route definitions, for `app.add_routes`."""
+        return [
+            web.get("/health", self.health),
+            web.get("/ready", self.ready),
+            web.get("/api/status", self.status),
+            web.get("/api/cards/{card}", self.card),
+            web.get("/api/swaps", self.swaps),
+            web.get("/api/swaps/{id}", self.swap),
+        ]
+
+    async def health(self, _request: web.Request) -> web.Response:
+        """`OK` as long as this process answers."""
+        return web.Response(text="OK")
+
+    async def ready(self, request: web.Request) -> web.Response:
+        """200, or 503 with the reasons; `?model=m` also asks that the model is loaded and its gate open."""
+        reasons = self._ctx.live.problems()
+        model = request.query.get("model")
+        if model is not None:
+            reasons = [*reasons, *await self._model_reasons(model)]
+        return web.json_response({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)
+
+    async def status(self, _request: web.Request) -> web.Response:
+        """`GET /api/status`: cards, leases that wait or hold, demand, tenants."""
+        world = await self._ctx.store.read()
+        swaps = await self._ctx.store.swaps(limit=_RECENT_SWAPS)
+        leases = sorted(world.leases.values(), key=lambda lease: lease.seq)
+        body: Json = {
+            "version": __version__,
+            "now": iso(world.now_ms),
+            "cards": [self._card_view(world, name) for name in self._ctx.spec.cards],
+            "leases": [await view_lease(self._ctx, lease, world) for lease in leases],
+            "queued": world.queued,
+            "demand": [_demand_json(demand) for demand in world.demand],
+            "tenants": [self._tenant_view(world, tenant, swaps) for tenant in self._ctx.spec.tenants.values()],
+            "gateways": list(world.gateways),
+            "problems": self._ctx.live.problems(),
+        }
+        return web.json_response(body)
+
+    async def card(self, request: web.Request) -> web.Response:
+        """`GET /api/cards/{c}`: one card as in the status, with its tenants."""
+        name = request.match_info["card"]
+        if name not in self._ctx.spec.cards:
+            there = ", ".join(self._ctx.spec.cards) or "none"
+            raise Problem(404, "no-such-card", f"There is no card {name!r}; there is {there}.")
+        world = await self._ctx.store.read()
+        swaps = await self._ctx.store.swaps(limit=_RECENT_SWAPS, card=name)
+        mine = [tenant for tenant in self._ctx.spec.tenants.values() if tenant.card == name]
+        tenants = [self._tenant_view(world, tenant, swaps) for tenant in mine]
+        return web.json_response({**self._card_view(world, name), "tenants": tenants})
+
+    async def swaps(self, request: web.Request) -> web.Response:
+        """`GET /api/swaps?limit=&card=`: newest first."""
+        limit = bodies.whole_number(request.query, "limit", low=1, high=1000) or 20
+        found = await self._ctx.store.swaps(limit=limit, card=request.query.get("card"))
+        return web.json_response({"items": [swap_json(swap) for swap in found], "next_cursor": None})
+
+    async def swap(self, request: web.Request) -> web.Response:
+        """`GET /api/swaps/{id}`."""
+        wanted = request.match_info["id"]
+        found = await self._ctx.store.swap(wanted)
+        if found is None:
+            raise Problem(404, "no-such-swap", f"There is no swap {wanted!r}.")
+        return web.json_response(swap_json(found))
+
+    async def _model_reasons(self, model: str) -> list[str]:
+        tenant = self._tenant_of(model)
+        if tenant is None:
+            raise Problem(404, "no-such-model", f"There is no model {model!r}.")
+        state = self._ctx.live.states().get(tenant.id, "not observed yet")
+        if state != "loaded":
+            return [f"{tenant.id} is {state}"]
+        gate = (await self._ctx.store.read()).gates.get(tenant.id)
+        return [] if gate is not None and gate.open else [f"{tenant.id} is loaded, but its gate is closed"]
+
+    def _tenant_of(self, model: str) -> TenantSpec | None:
+        return self._ctx.spec.tenants.get(self._ctx.names.get(model, model))
+
+    def _card_view(self, world: World, name: str) -> Json:
+        spec = self._ctx.spec.cards[name]
+        return card_json(
+            world.cards.get(name, Card(name)),
+            reading=self._ctx.live.readings().get(name, {}),
+            capacity_mib=self._ctx.capacity_mib(name),
+            total_mib=self._ctx.total_mib(spec),
+        )
+
+    def _tenant_view(self, world: World, tenant: TenantSpec, swaps: tuple[Swap, ...]) -> Json:
+        card = world.cards.get(tenant.card, Card(tenant.card))
+        gate = world.gates.get(tenant.id)
+        failure = card.failed.get(tenant.id)
+        return {
+            "id": tenant.id,
+            "card": tenant.card,
+            "kind": tenant.kind,
+            "state": self._ctx.live.states().get(tenant.id),
+            "resident": tenant.id in card.residents,
+            "open": gate is not None and gate.open,
+            "need_mib": tenant.need_mib,
+            "strategy": "slots" if tenant.save else "off",
+            "default": tenant.default,
+            "pinned": tenant.pinned,
+            "evict": "never" if tenant.evict_never else "by-policy",
+            "failure": None if failure is None else failure.reason,
+            "conversations": [conversation_json(found) for found in _conversations(tenant.id, swaps)],
+        }
+
+
+def _conversations(tenant: str, swaps: Iterable[Swap]) -> tuple[Conversation, ...]:
+    """What the newest swap that concerned the tenant's conversations says of them."""
+    for swap in swaps:
+        mine = tuple(conversation for conversation in swap.conversations if conversation.tenant == tenant)
+        if mine:
+            return mine
+    return ()
+
+
+def _demand_json(demand: Demand) -> Json:
+    return {
+        "tenant": demand.tenant,
+        "class": demand.klass,
+        "gateway": demand.gateway,
+        "waiting": demand.waiting,
+        "running": demand.running,
+        "oldest_at": iso(demand.oldest_ms),
+    }

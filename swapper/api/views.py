@@ -1,0 +1,168 @@
+"""The JSON of leases, swaps and cards, exactly as the contract names the fields.
+
+Invariant: plain functions from values to JSON objects; times RFC 3339 in UTC with milliseconds, sizes MiB, cards and
+tenants by name. Touches nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from swapper.core.types import FINAL, Card, Conversation, Lease, LeaseState, StepRecord, Swap
+
+Json = dict[str, object]
+_NO_ENV: Mapping[str, str | None] = {"CUDA_VISIBLE_DEVICES": None, "HIP_VISIBLE_DEVICES": None}
+
+
+def iso(ms: int | None) -> str | None:
+    """Milliseconds since the epoch -> `2026-03-01T04:00:00.123Z`."""
+    if ms is None:
+        return None
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def seconds(ms: int | None) -> float | int | None:
+    """Milliseconds -> seconds, whole ones without a fraction."""
+    if ms is None:
+        return None
+    return ms // 1000 if ms % 1000 == 0 else ms / 1000
+
+
+def holder_of(lease: Lease) -> str | None:
+    """`process:PID` when the request named one, else the holder it has (`job:ID`, `window:NAME`, a tenant id)."""
+    if lease.request.holder is None and lease.request.holder_pid is not None:
+        return f"process:{lease.request.holder_pid}"
+    return lease.request.holder
+
+
+def lease_json(
+    lease: Lease,
+    *,
+    position: int | None,
+    explain: str | None,
+    env: Mapping[str, str | None] | None = None,
+) -> Json:
+    """A lease as in the contract, section 3. `eta_s` is 0 once granted and null while nobody can know it."""
+    request = lease.request
+    return {
+        "id": lease.id,
+        "card": lease.card,
+        "owner": request.owner,
+        "label": request.label,
+        "class": request.klass,
+        "vram_mib": request.vram_mib,
+        "state": lease.state,
+        "reason": lease.reason,
+        "token": lease.token,
+        "holder": holder_of(lease),
+        "position": position,
+        "eta_s": 0.0 if lease.state == LeaseState.GRANTED else None,
+        "explain": explain,
+        "ttl_s": seconds(request.ttl_ms),
+        "max_hold_s": seconds(request.max_hold_ms),
+        "expected_s": seconds(request.expected_ms),
+        "progress": lease.progress,
+        "preemptible": request.preemptible,
+        "not_before": iso(request.not_before_ms),
+        "deadline": iso(request.deadline_ms),
+        "expires_at": iso(lease.expires_ms),
+        "created_at": iso(lease.created_ms),
+        "granted_at": iso(lease.granted_ms),
+        "ended_at": iso(lease.ended_ms),
+        "revoke_at": iso(lease.revoke_ms),
+        "swap_id": lease.swap_id,
+        "env": {**_NO_ENV, **(env or {})},
+    }
+
+
+def settled(lease: Lease) -> bool:
+    """True once `?wait` has nothing more to wait for: granted, or ended."""
+    return lease.state == LeaseState.GRANTED or lease.state in FINAL
+
+
+def swap_json(swap: Swap) -> Json:
+    """A swap as in the contract, section 7; `outcome` is null and `stage` set while it runs."""
+    ended = swap.ended_ms
+    return {
+        "id": swap.id,
+        "card": swap.card,
+        "cause": swap.cause,
+        "lease": swap.lease,
+        "from": list(swap.from_),
+        "to": list(swap.to),
+        "outcome": swap.outcome,
+        "reason": swap.reason,
+        "stage": None if swap.outcome is not None else swap.stage,
+        "forced": swap.forced_ms is not None,
+        "started_at": iso(swap.started_ms),
+        "ended_at": iso(ended),
+        "overhead_ms": None if ended is None else ended - swap.started_ms,
+        "steps": [_step_json(step) for step in swap.steps],
+        "conversations": [conversation_json(conversation) for conversation in swap.conversations],
+    }
+
+
+def _step_json(step: StepRecord) -> Json:
+    return {
+        "step": step.step,
+        "tenant": step.tenant,
+        "ms": step.ms,
+        "backend_ms": step.backend_ms,
+        "outcome": step.outcome,
+        "detail": step.detail,
+        "started_at": iso(step.started_ms),
+    }
+
+
+def conversation_json(conversation: Conversation) -> Json:
+    """One conversation of a swap; `model` is the tenant's id."""
+    return {
+        "model": conversation.tenant,
+        "slot": conversation.slot,
+        "snapshot": conversation.snapshot,
+        "tokens": conversation.tokens,
+        "bytes": conversation.bytes,
+        "strategy": conversation.strategy,
+        "saved": conversation.saved,
+        "restored": conversation.restored,
+        "result": conversation.result,
+        "cache_n": conversation.cache_n,
+        "reason": conversation.reason,
+    }
+
+
+def card_json(card: Card, *, reading: Mapping[str, object], capacity_mib: int | None, total_mib: int | None) -> Json:
+    """A card with what its probe read; VRAM figures are null until it was read."""
+    fault = card.fault
+    return {
+        "name": card.name,
+        "phase": card.phase,
+        "version": card.version,
+        "residents": list(card.residents),
+        "return_to": None if card.return_to is None else list(card.return_to),
+        "lease": None if card.whole is None else card.whole.lease,
+        "holds": [
+            {"lease": hold.lease, "label": hold.label, "vram_mib": hold.vram_mib, "granted": hold.granted}
+            for hold in card.holds
+        ],
+        "swap": None if card.swap is None else swap_json(card.swap),
+        "fault": None
+        if fault is None
+        else {"reason": fault.reason, "need_mib": fault.need_mib, "since": iso(fault.since_ms)},
+        "failed": {
+            tenant: {"reason": failure.reason, "count": failure.count, "retry_at": iso(failure.retry_ms)}
+            for tenant, failure in card.failed.items()
+        },
+        "departed": [
+            {"lease": gone.lease, "label": gone.label, "pid": gone.pid, "free_at": iso(gone.free_ms)}
+            for gone in card.departed
+        ],
+        "capacity_mib": capacity_mib,
+        "vram": {
+            "total_mib": reading.get("total_mib", total_mib),
+            "used_mib": reading.get("used_mib"),
+            "free_mib": reading.get("free_mib"),
+        },
+        "holders": reading.get("holders", []),
+    }
