@@ -206,7 +206,8 @@ class Swap:
     `stage` is the step in progress; `back` is True once it compensates (the tenants of `from_` come back).
     `next_n` numbers the next command; compensation continues the numbering. `forced_ms`: when calls were ended
     because the drain limit was reached. `retried` lists the commands (verb, tenant, snapshot) tried a second time.
-    A lease's grant carries its swap's token.
+    `grants`: the end of this swap is the grant of `lease`, with the swap's own token; else `lease` only links the
+    two swaps of a handover.
     """
 
     id: str
@@ -219,6 +220,7 @@ class Swap:
     started_ms: int
     stage_ms: int
     lease: str | None = None
+    grants: bool = False
     next_n: int = 1
     pending: tuple[Command, ...] = ()
     steps: tuple[StepRecord, ...] = ()
@@ -229,11 +231,6 @@ class Swap:
     outcome: str | None = None
     reason: str | None = None
     ended_ms: int | None = None
-
-    @property
-    def grants(self) -> bool:
-        """True for a swap out whose end is the grant of `lease`."""
-        return self.lease is not None and not self.to and not self.back
 
     @property
     def moves(self) -> bool:

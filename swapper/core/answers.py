@@ -1,0 +1,275 @@
+"""What an executor's answer means for the swap: done, tried again, gone on without, or compensated. Pure.
+
+One function a verb. Design 4 is the table these functions implement: a step ends on what was observed, every failure
+has one compensation, and compensation always ends with a declared state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import cast
+
+from swapper.core import plan
+from swapper.core.commit import LeaseChange
+from swapper.core.draft import Draft
+from swapper.core.plan import Candidate
+from swapper.core.steps import advance, enter
+from swapper.core.types import (
+    Command,
+    Conversation,
+    Failure,
+    Fault,
+    LeaseState,
+    ProofResult,
+    Report,
+    Step,
+    StepOutcome,
+)
+
+FIRST_REST_MS = 30_000
+LONGEST_REST_MS = 600_000
+
+
+def take(draft: Draft, command: Command, report: Report) -> None:
+    """Take the answer to a pending command; afterwards the swap waits, has gone on, or is over."""
+    draft.update(pending=tuple(c for c in draft.swap.pending if c is not command))
+    draft.note(draft.swap.stage, command.tenant, report.backend_ms)
+    stage = draft.swap.stage
+    if command.verb != "cut" and not (report.outcome != "ok" and _again(draft, command)):
+        _TAKE[Step(command.verb)](draft, command, report)
+    settle(draft, stage, command.tenant)
+
+
+def settle(draft: Draft, stage: Step, tenant: str | None) -> None:
+    """Close the line of a tenant with nothing more pending in the step; go on when nobody has."""
+    if not draft.running or draft.swap.stage is not stage:
+        return
+    if not any(c.tenant == tenant for c in draft.swap.pending):
+        forced = draft.swap.forced_ms is not None and stage in (Step.CLOSE, Step.DRAIN)
+        if forced:
+            draft.finish(stage, tenant, StepOutcome.FORCED, "calls in flight were ended at the drain limit")
+        else:
+            draft.finish(stage, tenant)
+    if not draft.swap.pending:
+        advance(draft)
+
+
+def _again(draft: Draft, command: Command) -> bool:
+    """One more try for what may pass: a failed drain, save, release or load is commanded once more."""
+    key = f"{command.verb} {command.tenant} {command.args.get('name', '')}"
+    may = command.verb in (Step.DRAIN, Step.SAVE, Step.RELEASE, Step.LOAD) and command.executor.startswith("agent:")
+    if not may or key in draft.swap.retried:
+        return False
+    draft.update(retried=(*draft.swap.retried, key))
+    draft.command(command.executor, command.verb, command.tenant, command.args)
+    return True
+
+
+def _closed(draft: Draft, command: Command, report: Report) -> None:
+    """A gateway shut the gate; how many calls it still has in flight is only for people."""
+
+
+def _drained(draft: Draft, command: Command, report: Report) -> None:
+    if command.executor.startswith("gateway:"):
+        return
+    assert command.tenant is not None
+    configured = draft.spec.tenants.get(command.tenant)
+    if report.outcome != "ok":
+        draft.finish(Step.DRAIN, command.tenant, StepOutcome.FAILED, report.detail)
+        if configured is not None and configured.save_required:
+            compensate(draft, f"{command.tenant} could not be drained: {report.detail}")
+        return
+    if configured is None or not configured.save:
+        return
+    slots = cast("Sequence[Mapping[str, int]]", report.data.get("slots", ()))
+    found = tuple(
+        Conversation(
+            command.tenant,
+            use["slot"],
+            plan.snapshot_name(command.tenant, draft.swap.token, use["slot"]),
+            use["tokens"],
+            0,
+        )
+        for use in slots
+    )
+    draft.update(conversations=(*draft.swap.conversations, *found))
+
+
+def _saved(draft: Draft, command: Command, report: Report) -> None:
+    assert command.tenant is not None
+    name = str(command.args["name"])
+    if report.outcome == "ok":
+        tokens = _int(report.data, "tokens")
+        if tokens == 0:
+            talks = tuple(c for c in draft.swap.conversations if c.snapshot != name)
+            draft.update(conversations=talks)
+        else:
+            _mark(draft, name, saved=True, tokens=tokens, bytes=_int(report.data, "bytes"))
+        return
+    unsupported = bool(report.data.get("unsupported"))
+    reason = report.detail or ("the server cannot save slots" if unsupported else "the save failed")
+    _mark(draft, name, reason=reason, result=ProofResult.COLD, strategy="off" if unsupported else "slots")
+    if not unsupported:
+        draft.finish(Step.SAVE, command.tenant, StepOutcome.FAILED, reason)
+    configured = draft.spec.tenants.get(command.tenant)
+    if configured is not None and configured.save_required:
+        compensate(draft, f"{command.tenant} slot {command.args['slot']} could not be saved: {reason}")
+
+
+def _released(draft: Draft, command: Command, report: Report) -> None:
+    """Gone, or not: a release that failed is recorded, and the probe in `vacate` has the last word."""
+    if report.outcome != "ok":
+        draft.finish(Step.RELEASE, command.tenant, StepOutcome.FAILED, report.detail)
+    draft.card = replace(draft.card, residents=tuple(t for t in draft.card.residents if t != command.tenant))
+
+
+def _vacated(draft: Draft, command: Command, report: Report) -> None:
+    if report.outcome == "ok":
+        return
+    holders = cast("Sequence[str]", report.data.get("holders", ()))
+    free, need = _int(report.data, "free_mib"), _int(command.args, "need_mib")
+    who = ", ".join(holders) or report.detail or "nobody we can name"
+    reason = f"{free} MiB free of the {need} needed; held by {who}"
+    draft.finish(Step.VACATE, None, StepOutcome.FAILED, reason)
+    draft.alert(f"card {draft.card.name}: {reason}", holders=list(holders), free_mib=free, need_mib=need)
+    draft.card = replace(draft.card, fault=Fault(reason, need, draft.now))
+    give_up(draft, f"the VRAM did not become free: {reason}")
+    end_in_fault(draft, reason)
+
+
+def _loaded(draft: Draft, command: Command, report: Report) -> None:
+    assert command.tenant is not None
+    tenant = command.tenant
+    if report.outcome != "ok":
+        _load_failed(draft, tenant, report.detail or "the load failed")
+        return
+    draft.card = replace(draft.card, failed={t: f for t, f in draft.card.failed.items() if t != tenant})
+    candidates = [
+        Candidate(
+            str(s["snapshot"]),
+            _int(s, "slot"),
+            _int(s, "tokens"),
+            _int(s, "bytes"),
+            str(s.get("strategy", "slots")),
+            cast("str | None", s.get("refused")),
+        )
+        for s in cast("Sequence[Mapping[str, object]]", report.data.get("snapshots", ()))
+    ]
+    kept = [c for c in draft.swap.conversations if c.tenant != tenant]
+    kept += [
+        Conversation(tenant, slot, c.snapshot, c.tokens, c.bytes, c.strategy, saved=True)
+        for c, slot in plan.choose_slots(candidates, _int(report.data, "n_slots"))
+    ]
+    kept += [
+        Conversation(
+            tenant,
+            c.slot,
+            c.snapshot,
+            c.tokens,
+            c.bytes,
+            c.strategy,
+            saved=True,
+            result=ProofResult.COLD,
+            reason=c.refused,
+        )
+        for c in candidates
+        if c.refused is not None
+    ]
+    draft.update(conversations=tuple(kept))
+
+
+def _load_failed(draft: Draft, tenant: str, reason: str) -> None:
+    draft.finish(Step.LOAD, tenant, StepOutcome.FAILED, reason)
+    before = draft.card.failed.get(tenant)
+    count = before.count + 1 if before else 1
+    rest = min(FIRST_REST_MS * 2 ** (count - 1), LONGEST_REST_MS)
+    failure = Failure(reason, count, draft.now + rest)
+    draft.card = replace(draft.card, failed={**draft.card.failed, tenant: failure})
+    draft.alert(f"{tenant} could not be loaded: {reason}", tenant=tenant)
+    swap = draft.swap
+    draft.update(to=tuple(t for t in swap.to if t != tenant))
+    if not draft.swap.to and not swap.back and swap.from_:
+        compensate(draft, f"{tenant} could not be loaded")
+    elif not draft.swap.to and not draft.swap.pending:
+        end_in_fault(draft, reason, outcome="compensated")
+
+
+def _restored(draft: Draft, command: Command, report: Report) -> None:
+    name = str(command.args["snapshot"])
+    if report.outcome == "ok":
+        _mark(draft, name, restored=True, result=ProofResult.UNPROVED)
+    else:
+        reason = report.detail or "the restore failed"
+        _mark(draft, name, result=ProofResult.COLD, reason=reason)
+        draft.finish(Step.RESTORE, command.tenant, StepOutcome.FAILED, reason)
+
+
+def _opened(draft: Draft, command: Command, report: Report) -> None:
+    """A gateway admits again."""
+
+
+def compensate(draft: Draft, reason: str) -> None:
+    """Turn back. Before the release: reopen, nothing was lost. After it: those who left are loaded and restored."""
+    give_up(draft, reason)
+    swap = draft.swap
+    released = any(r.step is Step.RELEASE for r in swap.steps)
+    kept = () if released else swap.conversations
+    draft.update(back=True, grants=False, to=swap.from_, pending=(), reason=reason, conversations=kept)
+    for record in swap.steps:
+        draft.finish(record.step, record.tenant, StepOutcome.COMPENSATED)
+    enter(draft, Step.VACATE if released else Step.OPEN)
+
+
+def give_up(draft: Draft, reason: str) -> None:
+    """The lease this swap was for will not be granted: it fails, unless it has ended already."""
+    swap = draft.swap
+    lease = draft.world.leases.get(swap.lease or "")
+    if not swap.grants or swap.lease is None:
+        return
+    draft.card = replace(draft.card, holds=tuple(h for h in draft.card.holds if h.lease != swap.lease))
+    decided = any(change.id == swap.lease for change in draft.leases)
+    if lease is not None and lease.state is LeaseState.PREPARING and not decided:
+        change = LeaseChange(
+            swap.lease,
+            expect=frozenset({LeaseState.PREPARING}),
+            state=LeaseState.FAILED,
+            reason=reason,
+            explain=f"failed: {reason}",
+        )
+        draft.leases.append(change)
+
+
+def end_in_fault(draft: Draft, reason: str, outcome: str = "fault") -> None:
+    """The swap ends here; the policy brings back whoever fits, and tries the others again after a rest."""
+    swap = draft.swap
+    if draft.card.return_to is None and swap.from_:
+        draft.card = replace(draft.card, return_to=swap.from_, return_lease=swap.lease)
+    for record in swap.steps:
+        draft.finish(record.step, record.tenant, StepOutcome.FAILED, reason)
+    draft.end(replace(draft.swap, pending=(), outcome=outcome, reason=reason, ended_ms=draft.now))
+
+
+def _mark(draft: Draft, snapshot: str, **changes: object) -> None:
+    talks = tuple(
+        replace(c, **changes) if c.snapshot == snapshot else c  # pyright: ignore[reportArgumentType]
+        for c in draft.swap.conversations
+    )
+    draft.update(conversations=talks)
+
+
+def _int(data: Mapping[str, object], key: str) -> int:
+    value = data.get(key, 0)
+    return value if isinstance(value, int) else 0
+
+
+_TAKE: Mapping[Step, Callable[[Draft, Command, Report], None]] = {
+    Step.CLOSE: _closed,
+    Step.DRAIN: _drained,
+    Step.SAVE: _saved,
+    Step.RELEASE: _released,
+    Step.VACATE: _vacated,
+    Step.LOAD: _loaded,
+    Step.RESTORE: _restored,
+    Step.OPEN: _opened,
+}

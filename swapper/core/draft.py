@@ -1,0 +1,161 @@
+"""A commit in the making: the machine's scratch pad. Pure, never leaves the core; `commit()` freezes it.
+
+Invariant: commands of one swap are numbered without gaps in the order they are written, and whatever is pending in the
+swap is exactly what has been commanded and not yet answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from swapper.core.commit import Alert, Commit, LeaseChange
+from swapper.core.types import (
+    Card,
+    Command,
+    Conversation,
+    Gate,
+    Spec,
+    Step,
+    StepOutcome,
+    StepRecord,
+    Swap,
+    World,
+)
+
+
+@dataclass(slots=True)
+class Draft:
+    """Mutable view of one card and its swap; see the module text."""
+
+    world: World
+    spec: Spec
+    card: Card
+    _swap: Swap | None = None
+    leases: list[LeaseChange] = field(default_factory=list[LeaseChange])
+    ended: list[Swap] = field(default_factory=list[Swap])
+    gates: dict[str, Gate] = field(default_factory=dict[str, Gate])
+    commands: list[Command] = field(default_factory=list[Command])
+    conversations: list[Conversation] = field(default_factory=list[Conversation])
+    alerts: list[Alert] = field(default_factory=list[Alert])
+
+    def __post_init__(self) -> None:
+        self._swap = self.card.swap
+
+    @property
+    def now(self) -> int:
+        """The store's clock, ms."""
+        return self.world.now_ms
+
+    @property
+    def swap(self) -> Swap:
+        """The running swap; asking without one is a bug."""
+        assert self._swap is not None
+        return self._swap
+
+    @property
+    def running(self) -> bool:
+        """Whether the card has a swap."""
+        return self._swap is not None
+
+    def begin(self, swap: Swap) -> None:
+        """Give the card a swap."""
+        self._swap = swap
+
+    def end(self, swap: Swap) -> None:
+        """The swap is over: it goes to the record, the card has none."""
+        self._swap = None
+        if swap.moves:
+            self.ended.append(swap)
+
+    def update(self, **changes: object) -> None:
+        """Replace fields of the swap."""
+        self._swap = replace(self.swap, **changes)  # pyright: ignore[reportArgumentType]
+
+    def gate(self, tenant: str, *, open_: bool) -> int:
+        """Open or shut a tenant's gate; returns the new epoch."""
+        before = self.gates.get(tenant) or self.world.gates.get(tenant) or Gate(0, open=False)
+        self.gates[tenant] = Gate(before.epoch + 1, open=open_)
+        return before.epoch + 1
+
+    def command(self, executor: str, verb: str, tenant: str | None, args: Mapping[str, object] | None = None) -> None:
+        """Order one executor and remember that its answer is awaited."""
+        swap = self.swap
+        command = Command(executor, self.card.name, tenant, swap.token, swap.next_n, verb, dict(args or {}))
+        self.commands.append(command)
+        self.update(next_n=swap.next_n + 1, pending=(*swap.pending, command))
+
+    def tell_gateways(self, verb: str, tenant: str, args: Mapping[str, object]) -> None:
+        """Order every live gateway process."""
+        for gateway in self.world.gateways:
+            self.command(f"gateway:{gateway}", verb, tenant, args)
+
+    def order(self, verb: str, tenant: str, args: Mapping[str, object]) -> None:
+        """Tell every live gateway something outside a swap: token 0, nobody waits for the answer; epochs order it."""
+        for gateway in self.world.gateways:
+            self.commands.append(Command(f"gateway:{gateway}", self.card.name, tenant, 0, 0, verb, dict(args)))
+
+    def agent_of(self, tenant: str) -> str:
+        """Executor name of the agent beside a tenant."""
+        configured = self.spec.tenants.get(tenant)
+        host = configured.host if configured else self.spec.cards[self.card.name].host
+        return f"agent:{host}"
+
+    def record(self, step: Step, tenant: str | None) -> None:
+        """Open a line in the swap's table (once per step and tenant, unless it is tried again)."""
+        open_lines = (r for r in self.swap.steps if r.outcome is StepOutcome.RUNNING)
+        if not any(r.step is step and r.tenant == tenant for r in open_lines):
+            self.update(steps=(*self.swap.steps, StepRecord(step, tenant, self.now)))
+
+    def finish(
+        self,
+        step: Step,
+        tenant: str | None,
+        outcome: StepOutcome = StepOutcome.DONE,
+        detail: str | None = None,
+        backend_ms: float | None = None,
+    ) -> None:
+        """Close that line; its backend time adds up over several commands."""
+        self._amend(
+            step,
+            tenant,
+            lambda r: replace(
+                r,
+                ms=self.now - r.started_ms,
+                outcome=outcome,
+                detail=detail or r.detail,
+                backend_ms=_sum(r.backend_ms, backend_ms),
+            ),
+        )
+
+    def note(self, step: Step, tenant: str | None, backend_ms: float | None) -> None:
+        """Add backend time to an open line."""
+        self._amend(step, tenant, lambda r: replace(r, backend_ms=_sum(r.backend_ms, backend_ms)))
+
+    def _amend(self, step: Step, tenant: str | None, change: Callable[[StepRecord], StepRecord]) -> None:
+        def amended(r: StepRecord) -> StepRecord:
+            mine = r.step is step and r.tenant == tenant and r.outcome is StepOutcome.RUNNING
+            return change(r) if mine else r
+
+        self.update(steps=tuple(amended(r) for r in self.swap.steps))
+
+    def alert(self, text: str, **data: object) -> None:
+        """Tell a person."""
+        self.alerts.append(Alert(self.card.name, text, data))
+
+    def commit(self) -> Commit:
+        """Freeze."""
+        running = (self._swap,) if self._swap is not None and self._swap.moves else ()
+        return Commit(
+            cards=(replace(self.card, swap=self._swap),),
+            leases=tuple(self.leases),
+            swaps=(*running, *self.ended),
+            gates=dict(self.gates),
+            commands=tuple(self.commands),
+            conversations=tuple(self.conversations),
+            alerts=tuple(self.alerts),
+        )
+
+
+def _sum(a: float | None, b: float | None) -> float | None:
+    return b if a is None else a if b is None else a + b

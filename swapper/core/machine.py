@@ -1,0 +1,330 @@
+"""The card machine: events in, commits out. Pure: the coordinator, the simulator and the checker drive this code.
+
+Every function looks at a World and returns the Commit that should follow, or None when nothing has to change. Time and
+ids are arguments. Entry points: `start` a swap, `on_report` an executor's answer, `on_time` what is due, `on_observed`
+what the agents saw, `on_proof` what an answer showed about a restored conversation, `resume` after a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from swapper.core import plan
+from swapper.core.answers import compensate, give_up, settle, take
+from swapper.core.commit import Commit, LeaseChange
+from swapper.core.draft import Draft
+from swapper.core.policy import Choice
+from swapper.core.steps import enter
+from swapper.core.types import (
+    ACTIVE,
+    Card,
+    Departed,
+    Hold,
+    Lease,
+    LeaseState,
+    ProofResult,
+    Report,
+    Spec,
+    Step,
+    Swap,
+    World,
+)
+
+CUT_LIMIT_MS = 30_000
+BEFORE_RELEASE = frozenset({Step.CLOSE, Step.DRAIN, Step.SAVE})
+
+
+def start(world: World, spec: Spec, card: Card, choice: Choice, *, swap_id: str, token: int) -> Commit:
+    """Begin the swap a choice asks for; a lease becomes `preparing` in the same commit."""
+    draft = Draft(world, spec, card)
+    grants = choice.lease is not None and not choice.arriving
+    first = plan.first_step(choice.leaving)
+    swap = Swap(
+        swap_id,
+        card.name,
+        choice.cause,
+        token,
+        choice.leaving,
+        choice.arriving,
+        first,
+        world.now_ms,
+        world.now_ms,
+        lease=choice.lease,
+        grants=grants,
+    )
+    draft.begin(swap)
+    if grants and choice.lease is not None:
+        _prepare(draft, world.leases[choice.lease])
+    enter(draft, first)
+    return draft.commit()
+
+
+def _prepare(draft: Draft, lease: Lease) -> None:
+    card, swap = draft.card, draft.swap
+    hold = Hold(lease.id, lease.request.label, lease.request.vram_mib, lease.request.holder_pid)
+    draft.card = replace(card, holds=(*card.holds, hold))
+    if card.return_to is None and swap.from_:
+        draft.card = replace(draft.card, return_to=card.residents, return_lease=lease.id)
+    draft.leases.append(
+        LeaseChange(
+            lease.id,
+            expect=frozenset({LeaseState.QUEUED}),
+            state=LeaseState.PREPARING,
+            card=card.name,
+            swap_id=swap.id if swap.moves else None,
+        )
+    )
+
+
+def on_report(world: World, spec: Spec, report: Report) -> Commit | None:
+    """An executor answered. An answer nobody waits for (late, twice, of an older swap) changes nothing."""
+    card = world.cards.get(report.card)
+    if card is None or card.swap is None or report.outcome == "refused":
+        return None
+    for command in card.swap.pending:
+        if (command.executor, command.token, command.n) == (report.executor, report.token, report.n):
+            draft = Draft(world, spec, card)
+            take(draft, command, report)
+            return draft.commit()
+    return None
+
+
+def retoken(world: World, spec: Spec, card: Card, token: int) -> Commit | None:
+    """Send what is pending again under a higher token: the agent knew a mark the store had lost."""
+    if card.swap is None or token <= card.swap.token:
+        return None
+    draft = Draft(world, spec, card)
+    pending = card.swap.pending
+    draft.update(token=token, pending=())
+    for command in pending:
+        draft.command(command.executor, command.verb, command.tenant, command.args)
+    return draft.commit()
+
+
+def resume(world: World, spec: Spec, card: Card) -> Commit | None:
+    """After a restart the pending commands go out again as they were; executors answer repeats from their record."""
+    if card.swap is None or not card.swap.pending:
+        return None
+    return Commit(cards=(card,), commands=card.swap.pending)
+
+
+def on_time(world: World, spec: Spec, card: Card) -> Commit | None:
+    """Whatever is due on one card: holders that ended, leases past their limits, gateways gone, the drain limit."""
+    for due in (_overdue, _ended_holds, _lost_gateways, _drain_limit):
+        commit = due(world, spec, card)
+        if commit is not None:
+            return commit
+    return None
+
+
+def overdue_in_queue(world: World) -> Commit | None:
+    """Queued leases past their deadline end as expired."""
+    late = [
+        LeaseChange(
+            lease.id,
+            expect=frozenset({LeaseState.QUEUED}),
+            state=LeaseState.EXPIRED,
+            reason="its deadline passed while it was queued",
+        )
+        for lease in world.leases.values()
+        if lease.state is LeaseState.QUEUED and _past(lease.request.deadline_ms, world.now_ms)
+    ]
+    return Commit(leases=tuple(late)) if late else None
+
+
+def _past(limit_ms: int | None, now_ms: int) -> bool:
+    return limit_ms is not None and limit_ms <= now_ms
+
+
+def _overdue(world: World, spec: Spec, card: Card) -> Commit | None:
+    for hold in card.holds:
+        lease = world.leases.get(hold.lease)
+        change = _verdict(lease, world.now_ms) if lease is not None else None
+        if lease is None or change is None:
+            continue
+        draft = Draft(world, spec, card)
+        draft.leases.append(change)
+        _leave(draft, hold, world.now_ms + spec.policy.grace_ms)
+        return draft.commit()
+    return None
+
+
+def _verdict(lease: Lease, now_ms: int) -> LeaseChange | None:
+    """How a preparing or granted lease ends by the clock, if it does."""
+    granted = frozenset({LeaseState.GRANTED})
+    if lease.state is LeaseState.GRANTED and _past(lease.expires_ms, now_ms):
+        reason = f"no heartbeat within {lease.request.ttl_ms / 1000:g} s"
+        return LeaseChange(lease.id, granted, LeaseState.EXPIRED, reason, only_if_expired=True)
+    if lease.state is LeaseState.GRANTED and _past((lease.granted_ms or 0) + lease.request.max_hold_ms, now_ms):
+        reason = f"held longer than its max_hold of {lease.request.max_hold_ms / 1000:g} s"
+        return LeaseChange(lease.id, granted, LeaseState.REVOKED, reason)
+    if lease.state is LeaseState.PREPARING and _past(lease.request.deadline_ms, now_ms):
+        preparing = frozenset({LeaseState.PREPARING})
+        return LeaseChange(lease.id, preparing, LeaseState.EXPIRED, "its deadline passed while its swap ran")
+    return None
+
+
+def _ended_holds(world: World, spec: Spec, card: Card) -> Commit | None:
+    for hold in card.holds:
+        lease = world.leases.get(hold.lease)
+        if lease is None or lease.state not in ACTIVE:
+            draft = Draft(world, spec, card)
+            _leave(draft, hold, world.now_ms)
+            return draft.commit()
+    return None
+
+
+def _leave(draft: Draft, hold: Hold, free_ms: int) -> None:
+    """A holder goes; a swap that was preparing for it turns back while that costs nothing."""
+    draft.card = replace(draft.card, holds=tuple(h for h in draft.card.holds if h != hold))
+    if hold.granted:
+        departed = Departed(hold.lease, hold.label, hold.pid, free_ms)
+        draft.card = replace(draft.card, departed=(*draft.card.departed, departed))
+    elif draft.running and draft.swap.grants and draft.swap.lease == hold.lease:
+        if draft.swap.stage in BEFORE_RELEASE:
+            compensate(draft, "the lease ended before the card was ready")
+        else:
+            draft.update(grants=False, reason="the lease ended before the card was ready")
+
+
+def _lost_gateways(world: World, spec: Spec, card: Card) -> Commit | None:
+    if card.swap is None:
+        return None
+    live = {f"gateway:{g}" for g in world.gateways}
+    lost = [c for c in card.swap.pending if c.executor.startswith("gateway:") and c.executor not in live]
+    if not lost:
+        return None
+    draft = Draft(world, spec, card)
+    stage = card.swap.stage
+    draft.update(pending=tuple(c for c in card.swap.pending if c not in lost))
+    for tenant in dict.fromkeys(c.tenant for c in lost):
+        settle(draft, stage, tenant)
+    return draft.commit()
+
+
+def _drain_limit(world: World, spec: Spec, card: Card) -> Commit | None:
+    swap = card.swap
+    if swap is None or swap.stage not in (Step.CLOSE, Step.DRAIN):
+        return None
+    draft = Draft(world, spec, card)
+    if swap.forced_ms is None:
+        if world.now_ms - swap.started_ms < drain_limit(world, spec, swap):
+            return None
+        if spec.policy.on_drain_limit == "reopen":
+            compensate(draft, "calls were still running at the drain limit (policy.on_drain_limit: reopen)")
+            return draft.commit()
+        draft.update(forced_ms=world.now_ms)
+        for tenant in swap.from_:
+            draft.tell_gateways("cut", tenant, {"epoch": world.gates[tenant].epoch, "reason": "the drain limit"})
+        return draft.commit()
+    if world.now_ms - swap.forced_ms < CUT_LIMIT_MS:
+        return None
+    compensate(draft, "the server is still busy with calls that did not come through swapper")
+    return draft.commit()
+
+
+def drain_limit(world: World, spec: Spec, swap: Swap) -> int:
+    """Milliseconds the calls that leave may still take: the longest limit among their classes."""
+    running = [d.klass for d in world.demand if d.tenant in swap.from_ and d.running]
+    limits = spec.policy.drain_ms
+    return max((limits[k] for k in running), default=max(limits.values()))
+
+
+def on_observed(world: World, spec: Spec, card: Card, states: Mapping[str, str], free_mib: int | None) -> Commit | None:
+    """What the agents see, against what the card should be (level-triggered; only between swaps).
+
+    `states` maps tenant ids of this card to TenantState values; `free_mib` is the probe's reading. A resident that is
+    gone is brought back, a stranger that is loaded becomes a resident where it fits, a fault is left when the probe is
+    clear.
+    """
+    if card.swap is not None:
+        return None
+    lost = tuple(t for t in card.residents if states.get(t) in ("unloaded", "failed"))
+    if lost:
+        return _lose(world, spec, card, lost)
+    if card.fault is not None and free_mib is not None:
+        within_reach = free_mib + plan.needs(spec, card.residents)
+        if within_reach >= min(card.fault.need_mib, plan.capacity(spec, card.name)):
+            return Commit(cards=(replace(card, fault=None),))
+    strangers = tuple(
+        t for t, state in states.items() if state == "loaded" and t in spec.tenants and t not in card.residents
+    )
+    return _adopt(world, spec, card, strangers) if strangers and not card.holds else None
+
+
+def _lose(world: World, spec: Spec, card: Card, lost: tuple[str, ...]) -> Commit:
+    draft = Draft(world, spec, card)
+    wanted = card.return_to or card.residents
+    left = tuple(t for t in card.residents if t not in lost)
+    draft.card = replace(card, residents=left, return_to=wanted)
+    for tenant in lost:
+        draft.order(Step.CLOSE, tenant, {"epoch": draft.gate(tenant, open_=False)})
+        draft.alert(f"{tenant} is gone from the card without our doing; it will be brought back", tenant=tenant)
+    return draft.commit()
+
+
+def _adopt(world: World, spec: Spec, card: Card, strangers: tuple[str, ...]) -> Commit | None:
+    room = spec.cards[card.name].total_mib - spec.cards[card.name].reserve_mib - plan.needs(spec, card.residents)
+    if plan.needs(spec, strangers) > room:
+        return None
+    draft = Draft(world, spec, card)
+    for tenant in strangers:
+        draft.order(Step.OPEN, tenant, {"epoch": draft.gate(tenant, open_=True), "swap": None, "unproved": []})
+    residents = (*card.residents, *strangers)
+    owed = card.return_to is not None and not set(card.return_to) <= set(residents)
+    draft.card = replace(
+        card,
+        residents=residents,
+        return_to=card.return_to if owed else None,
+        return_lease=card.return_lease if owed else None,
+    )
+    return draft.commit()
+
+
+def on_proof(card: Card, swap: Swap, report: Report) -> Commit | None:
+    """An answer showed whether a restored conversation was reused; said once, and never before it was seen."""
+    snapshot, result = str(report.data.get("snapshot")), report.data.get("result")
+    if result not in (ProofResult.WARM, ProofResult.COLD):
+        return None
+    cache_n, reason = report.data.get("cache_n"), report.data.get("reason")
+    for talk in swap.conversations:
+        if talk.snapshot == snapshot and talk.result is ProofResult.UNPROVED:
+            proved = replace(
+                talk,
+                result=ProofResult(str(result)),
+                cache_n=cache_n if isinstance(cache_n, int) else None,
+                reason=str(reason) if reason else None,
+            )
+            talks = tuple(proved if c is talk else c for c in swap.conversations)
+            return Commit(cards=(card,), swaps=(replace(swap, conversations=talks),), conversations=(proved,))
+    return None
+
+
+def extend_after_gap(world: World, floor_ms: int = 30_000) -> Commit | None:
+    """After a gap in our service no lease expires before max(ttl, 30 s) from now."""
+    changes = tuple(
+        LeaseChange(
+            lease.id,
+            expect=frozenset({LeaseState.GRANTED}),
+            extend_to_ms=world.now_ms + max(lease.request.ttl_ms, floor_ms),
+        )
+        for lease in world.leases.values()
+        if lease.state is LeaseState.GRANTED
+    )
+    return Commit(leases=changes) if changes else None
+
+
+__all__ = [
+    "drain_limit",
+    "extend_after_gap",
+    "give_up",
+    "on_observed",
+    "on_proof",
+    "on_report",
+    "on_time",
+    "overdue_in_queue",
+    "resume",
+    "retoken",
+    "start",
+]

@@ -1,0 +1,81 @@
+"""The swap plan: which step follows which, what each needs, and into which slots conversations go.
+
+Pure: plain functions over the nouns of types.py. The order of the steps is the one list `Step`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from swapper.core.types import Card, Spec, Step, Swap
+
+OUT = (Step.CLOSE, Step.DRAIN, Step.SAVE, Step.RELEASE, Step.VACATE)
+BACK = (Step.LOAD, Step.RESTORE, Step.OPEN)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A snapshot an agent offers for restoring; `refused` says why it must not be."""
+
+    snapshot: str
+    slot: int
+    tokens: int
+    bytes: int
+    strategy: str
+    refused: str | None
+
+
+def next_step(swap: Swap, step: Step) -> Step | None:
+    """The step after `step`, or None when the swap has reached its end."""
+    if step is Step.OPEN or (step is Step.VACATE and not swap.to):
+        return None
+    steps = list(Step)
+    return steps[steps.index(step) + 1]
+
+
+def first_step(leaving: Sequence[str]) -> Step:
+    """Nothing to send away: start with the proof that the VRAM is free."""
+    return Step.CLOSE if leaving else Step.VACATE
+
+
+def capacity(spec: Spec, card: str) -> int:
+    """MiB a whole lease gets: total - reserve - needs of the tenants that are never evicted."""
+    of_card = spec.cards[card]
+    never = sum(t.need_mib for t in spec.tenants.values() if t.card == card and t.evict_never)
+    return of_card.total_mib - of_card.reserve_mib - never
+
+
+def needs(spec: Spec, tenants: Iterable[str]) -> int:
+    """MiB the tenants need together; one that left the configuration counts nothing."""
+    return sum(spec.tenants[t].need_mib for t in tenants if t in spec.tenants)
+
+
+def held(card: Card) -> int:
+    """MiB promised to partial leases."""
+    return sum(hold.vram_mib or 0 for hold in card.holds)
+
+
+def vacate_need(spec: Spec, card: Card, swap: Swap) -> int:
+    """MiB that must be seen free before the swap may go on: what comes, plus what partial leases were promised."""
+    if swap.grants and card.whole is not None:
+        return capacity(spec, card.name)
+    return needs(spec, swap.to) + held(card)
+
+
+def snapshot_name(tenant: str, token: int, slot: int) -> str:
+    """A fresh file name, readable, unique, and safe for llama-server (one component of letters, digits, `-_.`).
+
+    Uniqueness rests on the token; the readable part is cut at 80 characters.
+    """
+    readable = re.sub(r"[^A-Za-z0-9_-]+", "-", tenant).strip("-")[:80]
+    return f"{readable}.{token:x}.{slot}.kv"
+
+
+def choose_slots(candidates: Sequence[Candidate], n_slots: int) -> list[tuple[Candidate, int]]:
+    """As many conversations as there are slots, in the order given (newest first), each in its own slot if free."""
+    chosen = [c for c in candidates if c.refused is None][:n_slots]
+    taken = {c.slot: c for c in reversed(chosen) if c.slot < n_slots}
+    free = [slot for slot in range(n_slots) if slot not in taken]
+    return [(c, c.slot) if taken.get(c.slot) is c else (c, free.pop(0)) for c in chosen]

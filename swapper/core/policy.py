@@ -1,0 +1,178 @@
+"""The policy: who gets a card next. Class first, then arrival; afterwards the previous residents come back.
+
+Pure decisions: `choose` looks at one card and returns what the machine should start, or None. It never acts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from swapper.core import plan
+from swapper.core.types import Card, Demand, Lease, LeaseState, Spec, World
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A swap worth starting: who leaves, who comes, and why. `lease` is granted at its end when nobody comes."""
+
+    cause: str
+    leaving: tuple[str, ...] = ()
+    arriving: tuple[str, ...] = ()
+    lease: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """One candidate for the card: a lease, or the demand for one tenant."""
+
+    rank: int
+    since_ms: int
+    lease: Lease | None = None
+    tenant: str | None = None
+
+
+def choose(world: World, spec: Spec, card: Card, *, idle_since_ms: int) -> Choice | None:
+    """What to start on a card without a running swap; None when all is as it should be.
+
+    `idle_since_ms`: since when no call has been running or waiting on the card (milliseconds, store clock).
+    """
+    if card.swap is not None or card.whole is not None:
+        return None
+    waiting = sorted(_waiting(world, spec, card), key=lambda w: (w.rank, w.since_ms))
+    for candidate in waiting:
+        choice = _serve(world, spec, card, candidate)
+        if choice is not None:
+            return choice
+    return _come_back(world, spec, card, idle_since_ms, busy=bool(waiting))
+
+
+def leases_for(world: World, spec: Spec, card: str) -> list[Lease]:
+    """Queued leases that this card could serve now, in (class rank, arrival) order."""
+    fitting = [
+        lease
+        for lease in world.leases.values()
+        if lease.state is LeaseState.QUEUED
+        and (lease.request.card or card) == card
+        and (lease.request.not_before_ms or 0) <= world.now_ms
+        and (lease.request.vram_mib or 0) <= plan.capacity(spec, card)
+    ]
+    return sorted(fitting, key=lambda lease: (lease.request.klass.rank, lease.seq))
+
+
+def _waiting(world: World, spec: Spec, card: Card) -> Iterable[_Waiting]:
+    for lease in leases_for(world, spec, card.name):
+        yield _Waiting(lease.request.klass.rank, lease.created_ms, lease=lease)
+    for demand in world.demand:
+        if demand.waiting and _loadable(world, spec, card, demand.tenant):
+            since = demand.oldest_ms or world.now_ms
+            yield _Waiting(demand.klass.rank, since, tenant=demand.tenant)
+
+
+def _loadable(world: World, spec: Spec, card: Card, tenant: str) -> bool:
+    configured = spec.tenants.get(tenant)
+    return (
+        configured is not None
+        and configured.card == card.name
+        and tenant not in card.residents
+        and not _resting(world, card, tenant)
+    )
+
+
+def _resting(world: World, card: Card, tenant: str) -> bool:
+    failure = card.failed.get(tenant)
+    return failure is not None and failure.retry_ms > world.now_ms
+
+
+def _serve(world: World, spec: Spec, card: Card, candidate: _Waiting) -> Choice | None:
+    if candidate.lease is not None:
+        if card.fault is not None:
+            return None
+        return _to_lease(world, spec, card, candidate.lease)
+    assert candidate.tenant is not None
+    cause = f"model {candidate.tenant}"
+    if card.return_to and candidate.tenant in card.return_to:
+        arriving = _that_fit(world, spec, card, card.return_to)
+        if candidate.tenant in arriving:
+            return Choice(cause, arriving=arriving, lease=card.return_lease)
+    leaving = _make_room(world, spec, card, spec.tenants[candidate.tenant].need_mib)
+    return None if leaving is None else Choice(cause, leaving=leaving, arriving=(candidate.tenant,))
+
+
+def _to_lease(world: World, spec: Spec, card: Card, lease: Lease) -> Choice | None:
+    cause = f"lease {lease.id}"
+    if lease.whole:
+        if card.holds:
+            return None
+        leaving = tuple(t for t in card.residents if not _stays(spec, t))
+        return Choice(cause, leaving=leaving, lease=lease.id)
+    leaving = _make_room(world, spec, card, lease.request.vram_mib or 0)
+    return None if leaving is None else Choice(cause, leaving=leaving, lease=lease.id)
+
+
+def _stays(spec: Spec, tenant: str) -> bool:
+    configured = spec.tenants.get(tenant)
+    return configured is not None and configured.evict_never
+
+
+def _free(spec: Spec, card: Card) -> int:
+    own = spec.cards[card.name]
+    return own.total_mib - own.reserve_mib - plan.needs(spec, card.residents) - plan.held(card)
+
+
+def _make_room(world: World, spec: Spec, card: Card, need_mib: int) -> tuple[str, ...] | None:
+    """Residents that must leave so that `need_mib` fits, idle and non-default ones first; None if it cannot fit."""
+    free = _free(spec, card)
+    leaving: list[str] = []
+    for tenant in sorted(card.residents, key=lambda t: _value(world, spec, t)):
+        if free >= need_mib:
+            break
+        if not _stays(spec, tenant) and not spec.tenants[tenant].pinned:
+            leaving.append(tenant)
+            free += spec.tenants[tenant].need_mib
+    return tuple(leaving) if free >= need_mib else None
+
+
+def _value(world: World, spec: Spec, tenant: str) -> tuple[int, bool, int]:
+    running = sum(d.running for d in world.demand if d.tenant == tenant)
+    configured = spec.tenants[tenant]
+    return running, configured.default, configured.need_mib
+
+
+def _that_fit(world: World, spec: Spec, card: Card, tenants: Iterable[str]) -> tuple[str, ...]:
+    """Those of `tenants` that are missing, may be tried, and fit beside what is there, in the order given."""
+    free = _free(spec, card)
+    fitting: list[str] = []
+    for tenant in tenants:
+        if not _loadable(world, spec, card, tenant):
+            continue
+        need = spec.tenants[tenant].need_mib
+        if need <= free:
+            fitting.append(tenant)
+            free -= need
+    return tuple(fitting)
+
+
+def _come_back(world: World, spec: Spec, card: Card, idle_since_ms: int, *, busy: bool) -> Choice | None:
+    """The residents from before a lease come back at once, displaced defaults once the card is idle."""
+    if card.return_to is not None:
+        arriving = _that_fit(world, spec, card, card.return_to)
+        cause = f"lease {card.return_lease}" if card.return_lease else "recovery"
+        return Choice(cause, arriving=arriving, lease=card.return_lease) if arriving else None
+    if busy:
+        return None
+    defaults = [t.id for t in spec.tenants.values() if t.default and t.card == card.name]
+    arriving = _that_fit(world, spec, card, defaults)
+    if arriving:
+        return Choice("recovery", arriving=arriving)
+    missing = [t for t in defaults if _loadable(world, spec, card, t)]
+    if missing and world.now_ms - idle_since_ms >= spec.policy.idle_restore_ms and not _running(world.demand, card):
+        need = plan.needs(spec, missing)
+        leaving = _make_room(world, spec, card, need)
+        if leaving:
+            return Choice("recovery", leaving=leaving, arriving=tuple(missing))
+    return None
+
+
+def _running(demand: Iterable[Demand], card: Card) -> bool:
+    return any(d.running for d in demand if d.tenant in card.residents)

@@ -1,0 +1,179 @@
+"""What each step of a swap begins with: the commands it sends and the lines it opens. Pure.
+
+A step whose commands are none is passed over at once. A step is done when nothing of it is pending any more; what its
+answers mean is told in answers.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+
+from swapper.core import plan
+from swapper.core.commit import LeaseChange
+from swapper.core.draft import Draft
+from swapper.core.types import LeaseState, ProofResult, Step, StepOutcome, Swap, World
+
+RELEASE_LIMIT_MS = 30_000
+
+
+def enter(draft: Draft, step: Step) -> None:
+    """Begin a step; steps with nothing to do are passed over, and at the end the swap is finished."""
+    following: Step | None = step
+    while following is not None:
+        draft.update(stage=following, stage_ms=draft.now)
+        _BEGIN[following](draft)
+        if draft.swap.pending:
+            return
+        following = plan.next_step(draft.swap, following)
+    complete(draft)
+
+
+def advance(draft: Draft) -> None:
+    """The step in progress is done: close its lines, go on."""
+    following = plan.next_step(draft.swap, draft.swap.stage)
+    if following is None:
+        complete(draft)
+    else:
+        enter(draft, following)
+
+
+def complete(draft: Draft) -> None:
+    """The last step is done: grant the lease, or keep who came; the swap goes to the record."""
+    swap = draft.swap
+    if swap.grants:
+        _grant(draft)
+    elif swap.to and not _still_owed(draft):
+        draft.card = replace(draft.card, return_to=None, return_lease=None)
+    outcome = "compensated" if swap.back else "done"
+    draft.end(replace(swap, outcome=outcome, ended_ms=draft.now))
+
+
+def _still_owed(draft: Draft) -> bool:
+    """Whether residents from before a lease are still to come: displaced by a partial one, or failed to load."""
+    card = draft.card
+    missing = [t for t in card.return_to or () if t not in card.residents]
+    return bool(missing) and (bool(card.holds) or any(t in card.failed for t in missing))
+
+
+def _grant(draft: Draft) -> None:
+    swap = draft.swap
+    holds = tuple(replace(h, granted=True) if h.lease == swap.lease else h for h in draft.card.holds)
+    draft.card = replace(draft.card, holds=holds, departed=())
+    assert swap.lease is not None
+    draft.leases.append(
+        LeaseChange(
+            swap.lease,
+            expect=frozenset({LeaseState.PREPARING}),
+            state=LeaseState.GRANTED,
+            token=swap.token,
+            explain=granted_text(swap, draft.world),
+        )
+    )
+
+
+def granted_text(swap: Swap, world: World) -> str:
+    """One sentence: how long it took and what was done for it."""
+    lease = world.leases.get(swap.lease or "")
+    waited = (world.now_ms - lease.created_ms) / 1000 if lease else 0.0
+    saved = [c for c in swap.conversations if c.saved]
+    lost = [c for c in swap.conversations if not c.saved]
+    parts = [f"granted after {waited:.1f} s"]
+    if saved:
+        mib = sum(c.bytes for c in saved) / 2**20
+        parts.append(f"{len(saved)} conversation{'s' * (len(saved) > 1)} saved ({mib:.0f} MiB)")
+    if lost:
+        parts.append(f"{len(lost)} not saved")
+    if swap.forced_ms is not None:
+        parts.append("calls ended at the drain limit")
+    return parts[0] + (": " + ", ".join(parts[1:]) if parts[1:] else "")
+
+
+def _begin_close(draft: Draft) -> None:
+    for tenant in draft.swap.from_:
+        epoch = draft.gate(tenant, open_=False)
+        draft.record(Step.CLOSE, tenant)
+        draft.tell_gateways(Step.CLOSE, tenant, {"epoch": epoch})
+        if not draft.world.gateways:
+            draft.finish(Step.CLOSE, tenant)
+
+
+def _begin_drain(draft: Draft) -> None:
+    for tenant in draft.swap.from_:
+        draft.record(Step.DRAIN, tenant)
+        gate = draft.world.gates.get(tenant)
+        draft.tell_gateways(Step.DRAIN, tenant, {"epoch": gate.epoch if gate else 0})
+        draft.command(draft.agent_of(tenant), Step.DRAIN, tenant)
+
+
+def _begin_save(draft: Draft) -> None:
+    for talk in draft.swap.conversations:
+        if not talk.saved and talk.reason is None:
+            draft.record(Step.SAVE, talk.tenant)
+            draft.command(draft.agent_of(talk.tenant), Step.SAVE, talk.tenant, save_args(talk.slot, talk.snapshot))
+
+
+def save_args(slot: int, snapshot: str) -> Mapping[str, object]:
+    """Arguments of a save: which slot, under which fresh name."""
+    return {"slot": slot, "name": snapshot}
+
+
+def _begin_release(draft: Draft) -> None:
+    for tenant in draft.swap.from_:
+        draft.record(Step.RELEASE, tenant)
+        draft.command(draft.agent_of(tenant), Step.RELEASE, tenant, {"limit_ms": RELEASE_LIMIT_MS})
+
+
+def _begin_vacate(draft: Draft) -> None:
+    args = {
+        "need_mib": plan.vacate_need(draft.spec, draft.card, draft.swap),
+        "departed": [asdict(d) for d in draft.card.departed],
+        "limit_ms": draft.spec.policy.vacate_ms,
+        "now_ms": draft.now,
+    }
+    draft.record(Step.VACATE, None)
+    draft.command(f"agent:{draft.spec.cards[draft.card.name].host}", Step.VACATE, None, args)
+
+
+def _begin_load(draft: Draft) -> None:
+    draft.card = replace(draft.card, departed=())
+    for tenant in draft.swap.to:
+        draft.record(Step.LOAD, tenant)
+        draft.command(draft.agent_of(tenant), Step.LOAD, tenant)
+
+
+def _begin_restore(draft: Draft) -> None:
+    for talk in draft.swap.conversations:
+        if talk.tenant in draft.swap.to and not talk.restored and talk.result is None and talk.saved:
+            draft.record(Step.RESTORE, talk.tenant)
+            args = {"snapshot": talk.snapshot, "slot": talk.slot}
+            draft.command(draft.agent_of(talk.tenant), Step.RESTORE, talk.tenant, args)
+
+
+def _begin_open(draft: Draft) -> None:
+    swap = draft.swap
+    coming = tuple(t for t in swap.to if t not in draft.card.residents)
+    draft.card = replace(draft.card, residents=(*draft.card.residents, *coming))
+    for tenant in swap.to:
+        epoch = draft.gate(tenant, open_=True)
+        unproved = [
+            {"snapshot": c.snapshot, "slot": c.slot, "tokens": c.tokens}
+            for c in swap.conversations
+            if c.tenant == tenant and c.result is ProofResult.UNPROVED
+        ]
+        draft.record(Step.OPEN, tenant)
+        draft.tell_gateways(Step.OPEN, tenant, {"epoch": epoch, "swap": swap.id, "unproved": unproved})
+        if not draft.world.gateways:
+            draft.finish(Step.OPEN, tenant, StepOutcome.DONE)
+
+
+_BEGIN: Mapping[Step, Callable[[Draft], None]] = {
+    Step.CLOSE: _begin_close,
+    Step.DRAIN: _begin_drain,
+    Step.SAVE: _begin_save,
+    Step.RELEASE: _begin_release,
+    Step.VACATE: _begin_vacate,
+    Step.LOAD: _begin_load,
+    Step.RESTORE: _begin_restore,
+    Step.OPEN: _begin_open,
+}
