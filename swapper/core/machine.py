@@ -287,6 +287,8 @@ def on_proof(card: Card, swap: Swap, report: Report) -> Commit | None:
     snapshot, result = str(report.data.get("snapshot")), report.data.get("result")
     if result not in (ProofResult.WARM, ProofResult.COLD):
         return None
+    running = card.swap is not None and card.swap.id == swap.id
+    swap = card.swap if running and card.swap is not None else swap
     cache_n, reason = report.data.get("cache_n"), report.data.get("reason")
     for talk in swap.conversations:
         if talk.snapshot == snapshot and talk.result is ProofResult.UNPROVED:
@@ -296,8 +298,9 @@ def on_proof(card: Card, swap: Swap, report: Report) -> Commit | None:
                 cache_n=cache_n if isinstance(cache_n, int) else None,
                 reason=str(reason) if reason else None,
             )
-            talks = tuple(proved if c is talk else c for c in swap.conversations)
-            return Commit(cards=(card,), swaps=(replace(swap, conversations=talks),), conversations=(proved,))
+            told = replace(swap, conversations=tuple(proved if c is talk else c for c in swap.conversations))
+            card = replace(card, swap=told) if running else card
+            return Commit(cards=(card,), swaps=(told,), conversations=(proved,))
     return None
 
 

@@ -1,0 +1,205 @@
+"""The coordinator: reads what happened, asks the core, commits what it decided. The only place that runs the machine.
+
+Invariant: it keeps nothing that the store does not have, except what agents saw (which they say again) and since when a
+card is idle. Every commit is made on a World read just before; a conflict means somebody else moved, so it reads and
+decides again. It may be killed at any line: commands travel in the commit that causes them, and `resume` sends what is
+pending again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+import structlog
+
+from swapper.core import machine, policy
+from swapper.core.commit import Commit, Committed
+from swapper.core.types import Card, Report, Spec, World
+from swapper.errors import StoreDown
+from swapper.store.protocol import Store
+
+log = structlog.get_logger(__name__)
+
+LOOK_MS = 1_000
+RETRIES = 20
+BACKOFF_S = 0.5
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the agents last said: tenant states and card readings, and which hosts have said hello."""
+
+    hosts: set[str] = field(default_factory=set[str])
+    states: dict[str, str] = field(default_factory=dict[str, str])
+    readings: dict[str, Mapping[str, object]] = field(default_factory=dict[str, Mapping[str, object]])
+    marks: dict[str, int] = field(default_factory=dict[str, int])
+
+
+class Coordinator:
+    """Events in, decisions committed, commands out. `new_id` gives a fresh, time-sortable id for a prefix."""
+
+    def __init__(self, store: Store, spec: Spec, new_id: Callable[[str], str]) -> None:
+        self._store = store
+        self._spec = spec
+        self._new_id = new_id
+        self._idle_since: dict[str, int] = {}
+        self._ended_token: dict[str, int] = {}
+        self._after = "$"
+        self._caught_up = False
+        self.seen = Seen()
+
+    async def run(self) -> None:
+        """Run until cancelled; while the store is down nothing is decided, and afterwards no lease has aged."""
+        while True:
+            try:
+                if not self._caught_up:
+                    await self._catch_up()
+                await self._turn()
+            except StoreDown as down:
+                self._caught_up = False
+                log.warning("store down, no swaps meanwhile", error=str(down))
+                await asyncio.sleep(BACKOFF_S)
+
+    async def _catch_up(self) -> None:
+        """After a start or a gap: cards exist, leases get their grace, pending commands go out again."""
+        self._after = (await self._store.inputs(after="$", block_ms=0)).last
+        world = await self._store.read()
+        extension = machine.extend_after_gap(world)
+        if extension is not None:
+            await self._store.commit(extension)
+        for name in self._spec.cards:
+            await self._decide(lambda world, name=name: machine.resume(world, self._spec, _card(world, name)))
+        self._caught_up = True
+        await self._settle()
+
+    async def _turn(self) -> None:
+        """Wait for something to happen or to fall due, then bring every card to rest."""
+        inputs = await self._store.inputs(after=self._after, block_ms=await self._patience())
+        self._after = inputs.last
+        for report in inputs.reports:
+            await self._take(report)
+        await self._settle()
+
+    async def _patience(self) -> int:
+        world = await self._store.read()
+        if world.next_due_ms is None:
+            return LOOK_MS
+        return min(max(world.next_due_ms - world.now_ms, 1), LOOK_MS)
+
+    async def _take(self, report: Report) -> None:
+        match report.verb:
+            case "hello":
+                await self._store.raise_token(cast("int", report.data.get("mark", 0)))
+                self.seen.hosts.add(report.executor.removeprefix("agent:"))
+            case "observed":
+                self._observed(report)
+            case "proof":
+                await self._proof(report)
+            case _ if report.outcome == "refused":
+                await self._refused(report)
+            case _:
+                await self._decide(lambda world: machine.on_report(world, self._spec, report))
+
+    def _observed(self, report: Report) -> None:
+        self.seen.states.update(cast("Mapping[str, str]", report.data.get("tenants", {})))
+        self.seen.readings.update(cast("Mapping[str, Mapping[str, object]]", report.data.get("cards", {})))
+        self.seen.marks.update(cast("Mapping[str, int]", report.data.get("marks", {})))
+        self.seen.hosts.add(report.executor.removeprefix("agent:"))
+
+    async def _proof(self, report: Report) -> None:
+        swap = await self._store.swap(str(report.data.get("swap")))
+        if swap is not None:
+            await self._decide(lambda world: machine.on_proof(_card(world, swap.card), swap, report))
+
+    async def _refused(self, report: Report) -> None:
+        """The agent's mark is higher than our token: the store was rolled back. Go on above the mark."""
+        world = await self._store.read()
+        swap = _card(world, report.card).swap
+        mark = report.data.get("mark")
+        if swap is None or swap.token != report.token or not isinstance(mark, int):
+            return
+        await self._store.raise_token(mark)
+        token = await self._store.draw_token()
+        await self._decide(lambda world: machine.retoken(world, self._spec, _card(world, report.card), token))
+
+    async def _settle(self) -> None:
+        """Let the machine do all that is due, then let the policy start what is worth starting."""
+        await self._decide(machine.overdue_in_queue)
+        for name in self._spec.cards:
+            while await self._decide(lambda world, name=name: self._due(world, _card(world, name))):
+                pass
+            await self._start(name)
+
+    def _due(self, world: World, card: Card) -> Commit | None:
+        due = machine.on_time(world, self._spec, card)
+        if due is not None or not self._fresh(card):
+            return due
+        states = {t: s for t, s in self.seen.states.items() if t in self._tenants_of(card.name)}
+        free = self.seen.readings.get(card.name, {}).get("free_mib")
+        return machine.on_observed(world, self._spec, card, states, free if isinstance(free, int) else None)
+
+    def _fresh(self, card: Card) -> bool:
+        """Only what was seen after the last swap's commands were carried out may contradict the card."""
+        return card.swap is None and self.seen.marks.get(card.name, 0) >= self._ended_token.get(card.name, 0)
+
+    def _tenants_of(self, card: str) -> set[str]:
+        return {t.id for t in self._spec.tenants.values() if t.card == card}
+
+    async def _start(self, name: str) -> None:
+        """Start the swap the policy chooses, if any, with a token drawn for it."""
+        if self._spec.cards[name].host not in self.seen.hosts:
+            return
+        world = await self._store.read()
+        if self._choose(world, name) is None:
+            return
+        token = await self._store.draw_token()
+        swap_id = self._new_id("sw")
+
+        def begin(world: World) -> Commit | None:
+            choice = self._choose(world, name)
+            card = _card(world, name)
+            return choice and machine.start(world, self._spec, card, choice, swap_id=swap_id, token=token)
+
+        if await self._decide(begin):
+            log.info("swap started", swap=swap_id, card=name, token=token)
+
+    def _choose(self, world: World, name: str) -> policy.Choice | None:
+        card = _card(world, name)
+        tenants = self._tenants_of(name)
+        busy = any(d.running or d.waiting for d in world.demand if d.tenant in tenants)
+        idle_since = self._idle_since.setdefault(name, world.now_ms)
+        if busy or card.holds or card.swap is not None:
+            idle_since = self._idle_since[name] = world.now_ms
+        return policy.choose(world, self._spec, card, idle_since_ms=idle_since)
+
+    async def _decide(self, decide: Callable[[World], Commit | None]) -> bool:
+        """Read, decide, commit; on a conflict again. True when something was written."""
+        for _ in range(RETRIES):
+            world = await self._store.read()
+            commit = decide(world)
+            if commit is None:
+                return False
+            if isinstance(await self._store.commit(commit), Committed):
+                self._remember(world, commit)
+                return True
+        log.warning("gave up after conflicts", tries=RETRIES)
+        return False
+
+    def _remember(self, world: World, commit: Commit) -> None:
+        for card in commit.cards:
+            before = _card(world, card.name).swap
+            if before is not None and card.swap is None:
+                self._ended_token[card.name] = before.token
+        for swap in commit.swaps:
+            if swap.ended_ms is not None and swap.outcome is not None:
+                took = swap.ended_ms - swap.started_ms
+                log.info("swap ended", swap=swap.id, card=swap.card, outcome=swap.outcome, ms=took, reason=swap.reason)
+        for alert in commit.alerts:
+            log.warning("alert", card=alert.card, text=alert.text)
+
+
+def _card(world: World, name: str) -> Card:
+    return world.cards.get(name) or Card(name)
