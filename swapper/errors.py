@@ -3,9 +3,12 @@
 SwapperError
 ├── ConfigError        the configuration is wrong; `problems` says where and how to mend it (exit status 2)
 ├── StoreDown          the store does not answer; nothing was acknowledged
-└── BackendError       a tenant's server or its control answered with an error, or not at all
-    ├── BackendDown    it could not be reached (retry may help)
-    └── BackendRefused it answered and refused (retry will not help); `status` is the HTTP status, if any
+├── BackendError       a tenant's server or its control answered with an error, or not at all
+│   ├── BackendDown    it could not be reached (retry may help)
+│   └── BackendRefused it answered and refused (retry will not help); `status` is the HTTP status, if any
+└── ApiError           a client's view of swapper: it answered with a refusal, or not at all
+    ├── ApiDown        it could not be reached, or its store could not (retry may help)
+    └── ApiRefused     it refused (retry will not help); `status` and `problem` say how
 
 Expected outcomes (a conflict, a full queue, a wrong token) are values, not exceptions: see store/protocol.py.
 """
@@ -43,3 +46,20 @@ class BackendRefused(BackendError):
     def __init__(self, text: str, status: int | None = None) -> None:
         super().__init__(text)
         self.status = status
+
+
+class ApiError(SwapperError):
+    """A call of swapper's own HTTP API failed."""
+
+
+class ApiDown(ApiError):
+    """Not reachable, or it answered 502, 503 or 504: nothing is known of the call's effect."""
+
+
+class ApiRefused(ApiError):
+    """A refusal. `status` is the HTTP status, `problem` the RFC 9457 object (empty when there was none)."""
+
+    def __init__(self, text: str, status: int, problem: dict[str, object]) -> None:
+        super().__init__(text)
+        self.status = status
+        self.problem = problem
