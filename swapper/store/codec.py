@@ -1,0 +1,196 @@
+"""How the nouns travel: leases as flat hashes of strings, everything else as JSON documents.
+
+Invariant: decoding gives back what was encoded, and fields that a newer release added are ignored. Pure: no I/O, no
+clock. What the library (library.lua) needs to know of a document is sent beside it, as strings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from swapper.core.commit import Alert, Commit, LeaseChange
+from swapper.core.types import Card, Command, Conversation, Demand, Gate, Lease, LeaseRequest, LeaseState, Report, Swap
+from swapper.store.protocol import StoredEvent
+
+_ENCODER = msgspec.json.Encoder()
+_REQUEST = msgspec.json.Decoder(LeaseRequest)
+_CARD = msgspec.json.Decoder(Card)
+_SWAP = msgspec.json.Decoder(Swap)
+_COMMAND = msgspec.json.Decoder(Command)
+_REPORT = msgspec.json.Decoder(Report)
+_DEMAND = msgspec.json.Decoder(tuple[Demand, ...])
+# Lenient: in a lease's after-image the token is a string, because JSON readers with doubles would lose digits.
+_LEASE = msgspec.json.Decoder(Lease, strict=False)
+
+
+def encode(value: object) -> str:
+    """One of the frozen dataclasses, or a tuple of them, as JSON text."""
+    return _ENCODER.encode(value).decode()
+
+
+def image(head: Mapping[str, str], value: object) -> str:
+    """A dataclass as JSON text with `head` before its own fields: `id` and `state`, which every event has."""
+    return f"{encode(head)[:-1]},{encode(value)[1:]}"
+
+
+def card(text: str) -> Card:
+    """A card document."""
+    return _CARD.decode(text)
+
+
+def swap(text: str) -> Swap:
+    """A swap document."""
+    return _SWAP.decode(text)
+
+
+def command(text: str) -> Command:
+    """A command document."""
+    return _COMMAND.decode(text)
+
+
+def report(text: str) -> Report:
+    """A report document."""
+    return _REPORT.decode(text)
+
+
+def demand(text: str) -> tuple[Demand, ...]:
+    """The demand records of one gateway."""
+    return _DEMAND.decode(text)
+
+
+def pairs(flat: Sequence[str] | Mapping[str, str]) -> Mapping[str, str]:
+    """A hash as the server answered it: a list of alternating names and values (RESP2), or a map already."""
+    if isinstance(flat, Mapping):
+        return flat
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def lease(flat: Sequence[str] | Mapping[str, str]) -> Lease:
+    """A lease from its flat hash; an absent field is None."""
+    fields = pairs(flat)
+
+    def number(name: str) -> int | None:
+        value = fields.get(name)
+        return None if value is None else int(value)
+
+    progress = fields.get("progress")
+    return Lease(
+        id=fields["id"],
+        request=_REQUEST.decode(fields["request"]),
+        seq=int(fields["seq"]),
+        created_ms=int(fields["created_ms"]),
+        state=LeaseState(fields["state"]),
+        card=fields.get("card"),
+        reason=fields.get("reason"),
+        token=number("token"),
+        granted_ms=number("granted_ms"),
+        ended_ms=number("ended_ms"),
+        expires_ms=number("expires_ms"),
+        revoke_ms=number("revoke_ms"),
+        progress=None if progress is None else float(progress),
+        swap_id=fields.get("swap_id"),
+        explain=fields.get("explain"),
+    )
+
+
+def gates(flat: Sequence[str] | Mapping[str, str]) -> dict[str, Gate]:
+    """Gates from their hash, each `EPOCH:0` (closed) or `EPOCH:1` (open)."""
+    found: dict[str, Gate] = {}
+    for tenant, text in pairs(flat).items():
+        epoch, _, is_open = text.partition(":")
+        found[tenant] = Gate(int(epoch), is_open == "1")
+    return found
+
+
+def optional(value: int | str | float | None) -> str:
+    """An argument of a library function; `` stands for None."""
+    return "" if value is None else str(value)
+
+
+def _change(change: LeaseChange) -> dict[str, object]:
+    given = {
+        "state": change.state,
+        "reason": change.reason,
+        "token": change.token,
+        "card": change.card,
+        "swap_id": change.swap_id,
+        "explain": change.explain,
+        "revoke_ms": change.revoke_ms,
+        "extend_to_ms": change.extend_to_ms,
+        "only_if_expired": "1" if change.only_if_expired else None,
+    }
+    fields: dict[str, object] = {name: str(value) for name, value in given.items() if value is not None}
+    return fields | {"id": change.id, "expect": sorted(change.expect)}
+
+
+def _card(value: Card) -> dict[str, str]:
+    written = image({"id": value.name, "state": value.phase}, replace(value, version=value.version + 1))
+    holds = " ".join(hold.lease for hold in value.holds)
+    return {"name": value.name, "version": str(value.version), "holds": holds, "doc": written}
+
+
+def _gate(tenant: str, gate: Gate) -> dict[str, str]:
+    state = "open" if gate.open else "closed"
+    doc = encode({"id": tenant, "gate": state, "epoch": gate.epoch})
+    return {"tenant": tenant, "epoch": str(gate.epoch), "open": "1" if gate.open else "0", "doc": doc}
+
+
+def _swap(value: Swap) -> dict[str, str]:
+    state = value.outcome or value.stage
+    return {"id": value.id, "card": value.card, "doc": image({"state": state}, value)}
+
+
+def _alert(alert: Alert) -> dict[str, str]:
+    return {"type": "alert", "subject": alert.card, "doc": image({"id": alert.card, "state": "raised"}, alert)}
+
+
+def _conversation(talk: Conversation) -> dict[str, str]:
+    state = talk.result or ("saved" if talk.saved else "lost")
+    return {
+        "type": "conversation",
+        "subject": talk.snapshot,
+        "doc": image({"id": talk.snapshot, "state": state}, talk),
+    }
+
+
+def _once(kind: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"a commit names the {kind} {name} twice")
+        seen.add(name)
+
+
+def commit(value: Commit) -> str:
+    """The one argument of the library's `commit`. Raises ValueError when it names a thing twice."""
+    _once("card", (card.name for card in value.cards))
+    _once("lease", (change.id for change in value.leases))
+    _once("swap", (swap.id for swap in value.swaps))
+    return encode(
+        {
+            "cards": [_card(card) for card in value.cards],
+            "leases": [_change(change) for change in value.leases],
+            "swaps": [_swap(swap) for swap in value.swaps],
+            "gates": [_gate(tenant, gate) for tenant, gate in value.gates.items()],
+            "commands": [{"executor": order.executor, "doc": encode(order)} for order in value.commands],
+            "said": [*map(_conversation, value.conversations), *map(_alert, value.alerts)],
+        }
+    )
+
+
+def lease_of(event: StoredEvent) -> Lease:
+    """The after-image of a `lease` event. `expires_ms` and `progress` are None: heartbeats move them silently."""
+    return _LEASE.decode(event.data)
+
+
+def card_of(event: StoredEvent) -> Card:
+    """The after-image of a `card` event."""
+    return _CARD.decode(event.data)
+
+
+def swap_of(event: StoredEvent) -> Swap:
+    """The after-image of a `swap` event."""
+    return _SWAP.decode(event.data)

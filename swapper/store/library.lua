@@ -1,0 +1,451 @@
+#!lua name=swapper_1
+--[[
+The store's one function library: every write of the store is one call of one function here, and is atomic.
+
+Invariant: a function checks everything first and writes afterwards, so that it changes all it says or nothing. The
+library never chooses (no function picks a lease or a card) and never re-encodes a document it was given.
+
+Keys. Everything lives under one prefix P with a hash tag, `{swapper}` by default; P is the only key a call names.
+  P:lease:ID        hash: a lease, flat, every value a string; a field that is None is absent. Besides the fields of
+                    Lease there are those this library needs of its request: rank ttl_ms max_hold_ms not_before_ms
+                    deadline_ms owner asked (the card asked for), and rev (counts its state changes).
+                    `request` is the LeaseRequest as a JSON document, opaque here.
+  P:leases          zset seq: every lease there is          P:seq        the arrival counter
+  P:queue           zset rank * 2^44 + seq: who waits       P:queue:CARD (`*`: any card) the same for one card asked for
+  P:queues          set: the CARDs for which P:queue:CARD exists
+  P:held            zset seq: preparing and granted         P:finals     zset ended_ms: the ended ones, 10,000 kept
+  P:timed           zset not_before_ms: who waits for a time, its start still ahead or just passed
+  P:deadlines       zset deadline_ms: queued and preparing
+  P:ends            zset ms: `e:ID` expiry, `h:ID` end of max_hold, `r:ID` revocation; granted leases
+  P:idem:N:OWNER:K  hash lease, digest, until: an Idempotency-Key (N = length of OWNER), gone after 24 h
+  P:cards           hash name -> Card document              P:versions   hash name -> version
+  P:holds           hash name -> ids of the leases that hold or prepare the card, a space between two
+  P:swap:ID         hash doc, card, v                       P:swaps      zset: order of birth, 1,000 kept
+  P:gates           hash tenant -> `EPOCH:0|1`              P:token      the one counter of tokens
+  P:gateways        zset: when each membership ends, ms     P:demand     hash gateway -> its Demand records, a document
+  P:inputs          stream for the coordinator: r = a Report document, or w = look again
+  P:out:EXECUTOR    stream of Command documents (c), gone a week after the last
+  P:events          stream of t type, s subject, v version, d after-image; folding it gives the state
+
+Numbers that may exceed 2^53 (tokens) stay strings; the rest are exact in a double. `now` is milliseconds, or '' for
+the server's TIME. The after-image of a lease leaves out expires_ms and progress, which heartbeats move silently.
+]]
+
+local EVENTS, INPUTS, OUTBOX, FINALS, SWAPS, HEADS = '10000', '10000', '1000', 10000, 1000, 256
+local DAY_MS, CLASS_STEP = 86400000, 17592186044416
+
+-- from -> to; a state absent on the left is final.
+local LIFE = {
+  queued = { preparing = true, granted = true, cancelled = true, expired = true, failed = true },
+  preparing = { queued = true, granted = true, cancelled = true, expired = true, failed = true },
+  granted = { released = true, expired = true, revoked = true },
+}
+
+-- The after-image: field, and whether its stored text is JSON as it stands.
+local IMAGE = {
+  { 'id' }, { 'request', true }, { 'seq', true }, { 'created_ms', true }, { 'state' }, { 'card' }, { 'reason' },
+  { 'token' }, { 'granted_ms', true }, { 'ended_ms', true }, { 'revoke_ms', true }, { 'swap_id' }, { 'explain' },
+}
+
+local function int(number)
+  return string.format('%.0f', number)
+end
+
+local function clock(now)
+  if now ~= '' then return tonumber(now) end
+  local time = redis.call('TIME')
+  return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+end
+
+-- a < b for decimal strings of any length without sign or leading zeros.
+local function less(a, b)
+  if #a ~= #b then return #a < #b end
+  return a < b
+end
+
+local function some(text)
+  if text == nil or text == false or text == '' then return nil end
+  return text
+end
+
+local function wake(p)
+  redis.call('XADD', p .. ':inputs', 'MAXLEN', '~', INPUTS, '*', 'w', '1')
+end
+
+local function emit(p, kind, subject, version, data)
+  redis.call('XADD', p .. ':events', 'MAXLEN', '~', EVENTS, '*', 't', kind, 's', subject, 'v', version, 'd', data)
+end
+
+local function flat(p, id)
+  return redis.call('HGETALL', p .. ':lease:' .. id)
+end
+
+-- The lease as a table, or nil.
+local function fetch(p, id)
+  local pairs_ = flat(p, id)
+  if #pairs_ == 0 then return nil end
+  local lease = {}
+  for i = 1, #pairs_, 2 do lease[pairs_[i]] = pairs_[i + 1] end
+  return lease
+end
+
+local function image(lease)
+  local parts = {}
+  for i, entry in ipairs(IMAGE) do
+    local value = lease[entry[1]]
+    if value == nil then value = 'null' elseif not entry[2] then value = cjson.encode(value) end
+    parts[i] = '"' .. entry[1] .. '":' .. value
+  end
+  return '{' .. table.concat(parts, ',') .. '}'
+end
+
+local function keep(key, member, score)
+  if score then redis.call('ZADD', key, int(score), member) else redis.call('ZREM', key, member) end
+end
+
+local function forget_oldest(p)
+  local extra = redis.call('ZCARD', p .. ':finals') - FINALS
+  if extra <= 0 then return end
+  for _, id in ipairs(redis.call('ZRANGE', p .. ':finals', 0, math.min(extra, 100) - 1)) do
+    redis.call('DEL', p .. ':lease:' .. id)
+    redis.call('ZREM', p .. ':leases', id)
+    redis.call('ZREM', p .. ':finals', id)
+  end
+end
+
+-- Put the lease into the indexes its state calls for, and out of the others.
+local function place(p, lease)
+  local id, seq = lease.id, tonumber(lease.seq)
+  local queued, granted = lease.state == 'queued', lease.state == 'granted'
+  local waiting = queued or lease.state == 'preparing'
+  local asked = lease.asked or '*'
+  local order = queued and tonumber(lease.rank) * CLASS_STEP + seq
+  keep(p .. ':queue', id, order)
+  keep(p .. ':queue:' .. asked, id, order)
+  if queued then
+    redis.call('SADD', p .. ':queues', asked)
+  elseif redis.call('EXISTS', p .. ':queue:' .. asked) == 0 then
+    redis.call('SREM', p .. ':queues', asked)
+  end
+  keep(p .. ':timed', id, queued and tonumber(lease.not_before_ms))
+  keep(p .. ':deadlines', id, waiting and tonumber(lease.deadline_ms))
+  keep(p .. ':held', id, LIFE[lease.state] and not queued and seq)
+  keep(p .. ':ends', 'e:' .. id, granted and tonumber(lease.expires_ms))
+  keep(p .. ':ends', 'h:' .. id, granted and tonumber(lease.granted_ms) + tonumber(lease.max_hold_ms))
+  keep(p .. ':ends', 'r:' .. id, granted and tonumber(lease.revoke_ms))
+  keep(p .. ':finals', id, not LIFE[lease.state] and tonumber(lease.ended_ms))
+end
+
+-- Write the fields, keep the indexes right, tell the log.
+local function change(p, lease, fields)
+  fields.rev = int((tonumber(lease.rev) or 0) + 1)
+  local write = {}
+  for field, value in pairs(fields) do
+    lease[field] = value
+    write[#write + 1] = field
+    write[#write + 1] = value
+  end
+  redis.call('HSET', p .. ':lease:' .. lease.id, unpack(write))
+  place(p, lease)
+  emit(p, 'lease', lease.id, lease.rev, image(lease))
+  if not LIFE[lease.state] then forget_oldest(p) end
+end
+
+-- now id request owner asked rank ttl max_hold not_before deadline max_queue key digest
+local function enqueue(keys, a)
+  local p, now, id = keys[1], clock(a[1]), a[2]
+  local idem = some(a[12]) and p .. ':idem:' .. #a[4] .. ':' .. a[4] .. ':' .. a[12]
+  if idem then
+    local seen = redis.call('HMGET', idem, 'lease', 'digest', 'until')
+    if seen[1] and tonumber(seen[3]) > now and redis.call('EXISTS', p .. ':lease:' .. seen[1]) == 1 then
+      if seen[2] ~= a[13] then return { 'reused', seen[1] } end
+      return { 'existing', flat(p, seen[1]) }
+    end
+  end
+  if redis.call('EXISTS', p .. ':lease:' .. id) == 1 then return { 'existing', flat(p, id) } end
+  local queued = redis.call('ZCARD', p .. ':queue')
+  if queued >= tonumber(a[11]) then return { 'full', int(queued) } end
+  local seq = int(redis.call('INCR', p .. ':seq'))
+  redis.call('ZADD', p .. ':leases', seq, id)
+  change(p, { id = id, rev = '0' }, {
+    id = id, request = a[3], seq = seq, created_ms = int(now), state = 'queued', owner = a[4], asked = some(a[5]),
+    card = some(a[5]), rank = a[6], ttl_ms = a[7], max_hold_ms = a[8], not_before_ms = some(a[9]),
+    deadline_ms = some(a[10]),
+  })
+  if idem then
+    redis.call('DEL', idem)
+    redis.call('HSET', idem, 'lease', id, 'digest', a[13], 'until', int(now + DAY_MS))
+    redis.call('PEXPIRE', idem, int(DAY_MS))
+  end
+  wake(p)
+  return { 'created', flat(p, id) }
+end
+
+-- now id token progress
+local function heartbeat(keys, a)
+  local p, now, lease = keys[1], clock(a[1]), fetch(keys[1], a[2])
+  if not lease then return { 'missing' } end
+  if not LIFE[lease.state] then return { 'ended', flat(p, a[2]) } end
+  if lease.state ~= 'granted' or lease.token ~= a[3] then return { 'token' } end
+  local expires = int(math.max(tonumber(lease.expires_ms), now + tonumber(lease.ttl_ms)))
+  redis.call('HSET', p .. ':lease:' .. a[2], 'expires_ms', expires)
+  if some(a[4]) then redis.call('HSET', p .. ':lease:' .. a[2], 'progress', a[4]) end
+  redis.call('ZADD', p .. ':ends', expires, 'e:' .. a[2])
+  return { 'ok', flat(p, a[2]) }
+end
+
+-- now id token
+local function finish(keys, a)
+  local p, now, lease = keys[1], clock(a[1]), fetch(keys[1], a[2])
+  if not lease then return { 'missing' } end
+  if not LIFE[lease.state] then return { 'ok', flat(p, a[2]) } end
+  if lease.state == 'granted' and lease.token ~= a[3] then return { 'token' } end
+  change(p, lease, { state = lease.state == 'granted' and 'released' or 'cancelled', ended_ms = int(now) })
+  wake(p)
+  return { 'ok', flat(p, a[2]) }
+end
+
+-- Why this change may not be made: a conflict's name, an error, or nothing.
+local function refusal(lease, wanted, now)
+  if not lease then return 'lease ' .. wanted.id end
+  local expected = false
+  for _, state in ipairs(wanted.expect) do expected = expected or state == lease.state end
+  if not expected then return 'lease ' .. wanted.id end
+  if wanted.only_if_expired and not (lease.expires_ms and tonumber(lease.expires_ms) <= now) then
+    return 'lease ' .. wanted.id
+  end
+  local to = wanted.state
+  if not to or to == lease.state then return nil end
+  if not (LIFE[lease.state] and LIFE[lease.state][to]) then
+    return nil, 'SWAPPER lease ' .. wanted.id .. ' cannot go from ' .. lease.state .. ' to ' .. to
+  end
+  if to == 'granted' and not (wanted.token or lease.token) then
+    return nil, 'SWAPPER lease ' .. wanted.id .. ' cannot be granted without a token'
+  end
+  return nil
+end
+
+local function apply(p, lease, wanted, now)
+  local fields = {}
+  for _, name in ipairs({ 'state', 'reason', 'token', 'card', 'swap_id', 'explain', 'revoke_ms' }) do
+    fields[name] = wanted[name]
+  end
+  local expires = tonumber(lease.expires_ms)
+  if wanted.state and wanted.state ~= lease.state then
+    if wanted.state == 'granted' then
+      fields.granted_ms = int(now)
+      expires = now + tonumber(lease.ttl_ms)
+    elseif wanted.state == 'queued' then
+      fields.card = lease.asked
+      if not lease.asked then
+        lease.card = nil
+        redis.call('HDEL', p .. ':lease:' .. lease.id, 'card')
+      end
+    elseif not LIFE[wanted.state] then
+      fields.ended_ms = int(now)
+    end
+  end
+  if wanted.extend_to_ms and expires then expires = math.max(expires, tonumber(wanted.extend_to_ms)) end
+  fields.expires_ms = expires and int(expires)
+  change(p, lease, fields)
+end
+
+local function write_documents(p, c)
+  for _, card in ipairs(c.cards) do
+    local version = int(tonumber(card.version) + 1)
+    redis.call('HSET', p .. ':cards', card.name, card.doc)
+    redis.call('HSET', p .. ':versions', card.name, version)
+    redis.call('HSET', p .. ':holds', card.name, card.holds)
+    emit(p, 'card', card.name, version, card.doc)
+  end
+  for _, swap in ipairs(c.swaps) do
+    local key = p .. ':swap:' .. swap.id
+    redis.call('HSET', key, 'doc', swap.doc, 'card', swap.card)
+    local version = int(redis.call('HINCRBY', key, 'v', 1))
+    if version == '1' then
+      redis.call('ZADD', p .. ':swaps', int(redis.call('INCR', p .. ':seq')), swap.id)
+      for _, old in ipairs(redis.call('ZRANGE', p .. ':swaps', 0, -(SWAPS + 1))) do
+        redis.call('DEL', p .. ':swap:' .. old)
+        redis.call('ZREM', p .. ':swaps', old)
+      end
+    end
+    emit(p, 'swap', swap.id, version, swap.doc)
+  end
+  for _, gate in ipairs(c.gates) do
+    redis.call('HSET', p .. ':gates', gate.tenant, gate.epoch .. ':' .. gate.open)
+    emit(p, 'tenant', gate.tenant, gate.epoch, gate.doc)
+  end
+  for _, command in ipairs(c.commands) do
+    local key = p .. ':out:' .. command.executor
+    redis.call('XADD', key, 'MAXLEN', '~', OUTBOX, '*', 'c', command.doc)
+    redis.call('PEXPIRE', key, int(7 * DAY_MS))
+  end
+  for _, said in ipairs(c.said) do emit(p, said.type, said.subject, '0', said.doc) end
+end
+
+-- now commit (JSON; every value in it a string)
+local function commit(keys, a)
+  local p, now, c = keys[1], clock(a[1]), cjson.decode(a[2])
+  for _, card in ipairs(c.cards) do
+    local version = redis.call('HGET', p .. ':versions', card.name) or '0'
+    if version ~= card.version then return { 'conflict', 'card ' .. card.name } end
+  end
+  for _, gate in ipairs(c.gates) do
+    local epoch, open = string.match(redis.call('HGET', p .. ':gates', gate.tenant) or '', '^(%d+):(%d)$')
+    if epoch and (less(gate.epoch, epoch) or (gate.epoch == epoch and gate.open ~= open)) then
+      return { 'conflict', 'gate ' .. gate.tenant }
+    end
+  end
+  local leases = {}
+  for i, wanted in ipairs(c.leases) do
+    leases[i] = fetch(p, wanted.id)
+    local conflict, mistake = refusal(leases[i], wanted, now)
+    if mistake then return redis.error_reply(mistake) end
+    if conflict then return { 'conflict', conflict } end
+  end
+  for i, wanted in ipairs(c.leases) do apply(p, leases[i], wanted, now) end
+  write_documents(p, c)
+  return { 'ok' }
+end
+
+-- The leases a decision may need: held, named by a card, heads of each queue, timed, past their deadline.
+local function wanted_leases(p, now)
+  local ids, seen = {}, {}
+  local function add(list)
+    for _, id in ipairs(list) do
+      if not seen[id] then
+        seen[id] = true
+        ids[#ids + 1] = id
+      end
+    end
+  end
+  add(redis.call('ZRANGE', p .. ':held', 0, -1))
+  for _, holds in ipairs(redis.call('HVALS', p .. ':holds')) do
+    for id in string.gmatch(holds, '[^ ]+') do add({ id }) end
+  end
+  -- Those whose time is still ahead do not use up the heads.
+  local ahead = math.min(redis.call('ZCOUNT', p .. ':timed', '(' .. int(now), '+inf'), 4096)
+  add(redis.call('ZRANGE', p .. ':timed', 0, HEADS - 1))
+  for _, card in ipairs(redis.call('SMEMBERS', p .. ':queues')) do
+    local heads, taken = redis.call('ZRANGE', p .. ':queue:' .. card, 0, HEADS + ahead - 1), 0
+    for _, id in ipairs(heads) do
+      if taken == HEADS then break end
+      local start = ahead > 0 and redis.call('ZSCORE', p .. ':timed', id)
+      if not start or tonumber(start) <= now then
+        taken = taken + 1
+        add({ id })
+      end
+    end
+  end
+  add(redis.call('ZRANGEBYSCORE', p .. ':deadlines', '-inf', int(now), 'LIMIT', 0, 1000))
+  return ids
+end
+
+-- The earliest time still ahead at which something is due, '' for none.
+local function next_due(p, now)
+  local due = nil
+  for _, key in ipairs({ ':ends', ':deadlines', ':timed', ':gateways' }) do
+    local first = redis.call('ZRANGEBYSCORE', p .. key, '(' .. int(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+    if first[2] and (due == nil or tonumber(first[2]) < due) then due = tonumber(first[2]) end
+  end
+  return due and int(due) or ''
+end
+
+-- now -> now, cards, leases, queued, next due, gateways, demand documents, gates
+local function read(keys, a)
+  local p, now = keys[1], clock(a[1])
+  local leases, demand = {}, {}
+  for _, id in ipairs(wanted_leases(p, now)) do
+    local lease = flat(p, id)
+    if #lease > 0 then leases[#leases + 1] = lease end
+  end
+  local gateways = redis.call('ZRANGEBYSCORE', p .. ':gateways', '(' .. int(now), '+inf')
+  for _, gateway in ipairs(gateways) do demand[#demand + 1] = redis.call('HGET', p .. ':demand', gateway) or '[]' end
+  return {
+    int(now), redis.call('HVALS', p .. ':cards'), leases, int(redis.call('ZCARD', p .. ':queue')), next_due(p, now),
+    gateways, demand, redis.call('HGETALL', p .. ':gates'),
+  }
+end
+
+-- state card owner limit before (a seq, exclusive; '' = newest) -> where the scan stopped ('' = at the end), leases
+local function list(keys, a)
+  local p, found, limit, last = keys[1], {}, tonumber(a[4]), ''
+  local below = a[5] == '' and '+inf' or '(' .. a[5]
+  local page = redis.call('ZREVRANGEBYSCORE', p .. ':leases', below, '-inf', 'WITHSCORES', 'LIMIT', 0, 1000)
+  for i = 1, #page, 2 do
+    if #found == limit then return { last, found } end
+    last = page[i + 1]
+    local lease = redis.call('HMGET', p .. ':lease:' .. page[i], 'state', 'card', 'owner')
+    local fits = (a[1] == '' or a[1] == lease[1]) and (a[2] == '' or a[2] == lease[2])
+    if fits and (a[3] == '' or a[3] == lease[3]) then found[#found + 1] = flat(p, page[i]) end
+  end
+  return { #page == 2000 and last or '', found }
+end
+
+-- limit card ('' = every) -> documents, newest first
+local function swaps(keys, a)
+  local p, found = keys[1], {}
+  for _, id in ipairs(redis.call('ZREVRANGE', p .. ':swaps', 0, -1)) do
+    if #found == tonumber(a[1]) then break end
+    local swap = redis.call('HMGET', p .. ':swap:' .. id, 'doc', 'card')
+    if swap[1] and (a[2] == '' or a[2] == swap[2]) then found[#found + 1] = swap[1] end
+  end
+  return found
+end
+
+-- now -> the token, a string: higher than any before and than the second's floor
+local function draw_token(keys, a)
+  local key = keys[1] .. ':token'
+  local floor = int(math.floor(clock(a[1]) / 1000) * 1048576)
+  if less(redis.call('GET', key) or '0', floor) then redis.call('SET', key, floor) end
+  redis.call('INCR', key)
+  return redis.call('GET', key)
+end
+
+-- mark
+local function raise_token(keys, a)
+  local key = keys[1] .. ':token'
+  if less(redis.call('GET', key) or '0', a[1]) then redis.call('SET', key, a[1]) end
+  return 'ok'
+end
+
+-- now gateway demand (a document) ttl
+local function beat(keys, a)
+  local p, now, gateway = keys[1], clock(a[1]), a[2]
+  for _, dead in ipairs(redis.call('ZRANGEBYSCORE', p .. ':gateways', '-inf', int(now), 'LIMIT', 0, 100)) do
+    redis.call('ZREM', p .. ':gateways', dead)
+    redis.call('HDEL', p .. ':demand', dead)
+  end
+  local before = redis.call('HGET', p .. ':demand', gateway)
+  redis.call('ZADD', p .. ':gateways', int(now + tonumber(a[4])), gateway)
+  if before ~= a[3] then
+    redis.call('HSET', p .. ':demand', gateway, a[3])
+    wake(p)
+  end
+  return 'ok'
+end
+
+-- gateway
+local function leave(keys, a)
+  local p = keys[1]
+  redis.call('HDEL', p .. ':demand', a[1])
+  if redis.call('ZREM', p .. ':gateways', a[1]) == 1 then wake(p) end
+  redis.call('DEL', p .. ':out:gateway:' .. a[1])
+  return 'ok'
+end
+
+local function reading(name, callback)
+  redis.register_function({ function_name = name, callback = callback, flags = { 'no-writes' } })
+end
+
+redis.register_function('swapper_1_enqueue', enqueue)
+redis.register_function('swapper_1_heartbeat', heartbeat)
+redis.register_function('swapper_1_finish', finish)
+redis.register_function('swapper_1_commit', commit)
+redis.register_function('swapper_1_draw_token', draw_token)
+redis.register_function('swapper_1_raise_token', raise_token)
+redis.register_function('swapper_1_beat', beat)
+redis.register_function('swapper_1_leave', leave)
+reading('swapper_1_read', read)
+reading('swapper_1_list', list)
+reading('swapper_1_swaps', swaps)
