@@ -1,0 +1,97 @@
+"""What the gateway's handlers are wired with: where models live, the limits, and the parts they share.
+
+Invariant: values only; the one thing that changes here is the count of buffered bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from swapper.gateway.admission import Admission
+    from swapper.gateway.member import Member
+    from swapper.gateway.proof import Proofs
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a tenant's calls go: the server's base `url`, the name it knows the model by, its api key.
+
+    `router`: a llama-server router, told with each request never to load a model by itself.
+    """
+
+    tenant: str
+    url: str
+    model: str
+    api_key: str | None = None
+    router: bool = True
+
+    def auth(self) -> dict[str, str]:
+        """The headers that let us in."""
+        return {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A line of `/v1/models`: the id people use, its other names, tokens of context per slot where known."""
+
+    id: str
+    tenant: str
+    aliases: tuple[str, ...] = ()
+    context_length: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`gateway` of the configuration: ms and bytes. `retry_ms` bounds the tries before the first byte."""
+
+    max_wait_ms: int = 600_000
+    keepalive_ms: int = 10_000
+    keepalive_comments: bool = False
+    body_limit: int = 64 << 20
+    body_budget: int = 512 << 20
+    retry_ms: int = 30_000
+
+
+class Budget:
+    """Bytes of bodies held for calls that have no answer yet, all together at most `limit`."""
+
+    __slots__ = ("limit", "used")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+
+    def take(self, size: int) -> bool:
+        """Reserve `size` bytes; False when they do not fit (nothing is reserved then)."""
+        if self.used + size > self.limit:
+            return False
+        self.used += size
+        return True
+
+    def give(self, size: int) -> None:
+        """Return what was taken."""
+        self.used -= size
+
+
+@dataclass(slots=True)
+class GatewayContext:
+    """Everything a handler needs. `names` maps every name a client may use to a tenant id."""
+
+    names: Mapping[str, str]
+    targets: Mapping[str, Target]
+    models: tuple[ModelInfo, ...]
+    limits: Limits
+    admission: Admission
+    member: Member
+    proofs: Proofs
+    session: aiohttp.ClientSession
+    budget: Budget = field(init=False)
+
+    def __post_init__(self) -> None:
+        """One budget for all calls."""
+        self.budget = Budget(self.limits.body_budget)

@@ -1,0 +1,129 @@
+"""The model routes on aiohttp: read the body, find the model, admit the call, hand it to the pipe.
+
+Invariant: nothing is sent to a client before an answer, a refusal or a due keepalive exists. The server must run with
+`SERVER_OPTIONS`, so that a client that leaves ends its handler at once, also while it is queued.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import msgspec
+from aiohttp import web
+
+from swapper.core.types import WorkClass
+from swapper.gateway import errors, filler
+from swapper.gateway.admission import Full
+from swapper.gateway.context import GatewayContext
+from swapper.gateway.errors import Problem
+from swapper.gateway.filler import Filler
+from swapper.gateway.parse import parse_body, parse_class
+from swapper.gateway.pipe import Exchange, Held
+
+SERVER_OPTIONS: dict[str, Any] = {"handler_cancellation": True}
+"""Keyword arguments for `web.AppRunner` (or `web.run_app`)."""
+
+ROUTES: dict[str, Filler] = {
+    "/v1/chat/completions": filler.chat,
+    "/chat/completions": filler.chat,
+    "/v1/completions": filler.text,
+    "/completion": filler.completion,
+    "/completions": filler.completion,
+}
+"""Path -> the keepalive data of its API; the same path goes upstream."""
+
+
+def routes(ctx: GatewayContext) -> list[web.RouteDef]:
+    """The routes to add to an application. The api room's middleware sets `owner`, `default_class`, `classes`."""
+    found = [web.post(path, _model_route(ctx, filler)) for path, filler in ROUTES.items()]
+    return [*found, web.get("/v1/models", _models_route(ctx)), web.get("/models", _models_route(ctx))]
+
+
+def _model_route(ctx: GatewayContext, data: Filler) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        held = Held(ctx.budget)
+        try:
+            outcome = await _dispatch(ctx, request, data, held)
+        finally:
+            held.release()
+        return outcome.response() if isinstance(outcome, Problem) else outcome
+
+    return handle
+
+
+async def _dispatch(
+    ctx: GatewayContext, request: web.Request, data: Filler, held: Held
+) -> web.StreamResponse | Problem:
+    klass = _call_class(request)
+    if isinstance(klass, Problem):
+        return klass
+    problem = await _read_body(ctx, request, held)
+    if problem is not None:
+        return problem
+    ask = parse_body(held.body)
+    if isinstance(ask, Problem):
+        return ask
+    tenant = ctx.names.get(ask.model)
+    if tenant is None:
+        return errors.model_not_found(ask.model, ctx.names)
+    owner = str(request.get("owner", "local"))
+    call = ctx.admission.admit(tenant, klass, owner, ctx.limits.max_wait_ms)
+    if isinstance(call, Full):
+        return errors.queue_full(call.waiting)
+    try:
+        return await Exchange(ctx, request, ctx.targets[tenant], ask, data, held, call).run()
+    finally:
+        call.finish()
+
+
+def _call_class(request: web.Request) -> WorkClass | Problem:
+    default = request.get("default_class")
+    allowed = cast("object", request.get("classes"))
+    return parse_class(
+        request.headers.get("X-Swapper-Class"),
+        None if default is None else str(default),
+        frozenset(str(one) for one in cast("list[object]", allowed)) if allowed else None,
+    )
+
+
+async def _read_body(ctx: GatewayContext, request: web.Request, held: Held) -> Problem | None:
+    """The whole body into `held`, within the limit of one body and the budget of all."""
+    limit = ctx.limits.body_limit
+    if (request.content_length or 0) > limit:
+        return errors.too_large(limit)
+    chunks: list[bytes] = []
+    async for chunk in request.content.iter_any():
+        if held.size + len(chunk) > limit:
+            return errors.too_large(limit)
+        if not held.add(len(chunk)):
+            return errors.body_budget(ctx.limits.body_budget)
+        chunks.append(chunk)
+    held.body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    return None
+
+
+def _models_route(ctx: GatewayContext) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    created = int(time.time())
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        lines: list[dict[str, object]] = []
+        for model in sorted(ctx.models, key=lambda model: model.id):
+            loaded = ctx.admission.gate(model.tenant).open
+            line: dict[str, object] = {
+                "id": model.id,
+                "object": "model",
+                "created": created,
+                "owned_by": "swapper",
+                "aliases": list(model.aliases),
+                "status": {"value": "loaded" if loaded else "unloaded"},
+            }
+            if model.context_length is not None:
+                line["context_length"] = model.context_length
+                line["meta"] = {"n_ctx": model.context_length}
+            lines.append(line)
+        body = msgspec.json.encode({"object": "list", "data": lines})
+        return web.Response(body=body, content_type="application/json")
+
+    return handle

@@ -1,0 +1,290 @@
+"""One gateway process as the coordinator knows it: it joins, obeys its outbox, reports, and beats the store.
+
+Invariant: commands are obeyed in the order of the outbox and each (token, n) is answered from one record; nothing is
+admitted before the store's gates were read, nor once the membership lapsed. Survives StoreDown: it tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Protocol
+
+import structlog
+
+from swapper.core.types import Command, Demand, Failure, Report, Step, World
+from swapper.errors import StoreDown
+from swapper.gateway.admission import Admission
+from swapper.gateway.proof import Finding, Proofs, read_unproved
+from swapper.store.protocol import StoredCommand, StoredEvent
+
+TTL_MS = 10_000
+BEAT_MS = 2_500
+BLOCK_MS = 2_000
+RETRY_S = 0.2
+
+
+class Link(Protocol):
+    """What a gateway asks of the store; see store/protocol.py."""
+
+    async def outbox(self, executor: str, *, after: str, block_ms: int) -> tuple[StoredCommand, ...]:
+        """Commands for this gateway."""
+        ...
+
+    async def report(self, report: Report) -> None:
+        """Tell the coordinator."""
+        ...
+
+    async def beat(self, gateway: str, demand: tuple[Demand, ...], *, ttl_ms: int, now_ms: int | None = None) -> None:
+        """Membership and demand."""
+        ...
+
+    async def leave(self, gateway: str) -> None:
+        """Drop both."""
+        ...
+
+    async def read(self, *, now_ms: int | None = None) -> World:
+        """Gates, and which loads failed."""
+        ...
+
+    async def events(self, *, after: str, limit: int, block_ms: int) -> tuple[StoredEvent, ...]:
+        """The log: a `card` event is the moment to look again."""
+        ...
+
+
+class _Record:
+    """Answers by (token, n) for one (card, tenant); `None` while the answer is still to come."""
+
+    __slots__ = ("answers", "mark")
+
+    def __init__(self) -> None:
+        self.mark: tuple[int, int] = (0, 0)
+        self.answers: dict[tuple[int, int], Report | None] = {}
+
+
+class Member:
+    """The shell of one gateway process. `clock` is Admission's (monotonic ms).
+
+    `alone`: coordinator and the only gateway share this process and its store connection; while the store is down
+    nobody can swap, so residents keep serving. Elsewhere a gateway cut off from the store stops admitting.
+    """
+
+    def __init__(
+        self, link: Link, admission: Admission, *, alone: bool = False, ttl_ms: int = TTL_MS, beat_ms: int = BEAT_MS
+    ) -> None:
+        self._link = link
+        self._admission = admission
+        self._alone = alone
+        self._ttl_ms = ttl_ms
+        self._beat_s = beat_ms / 1000
+        self.proofs = Proofs(self._send_finding)
+        self.executor = f"gateway:{admission.gateway}"
+        self._records: dict[tuple[str, str | None], _Record] = {}
+        self._failed: dict[str, Failure] = {}
+        self._loading: frozenset[str] = frozenset()
+        self._dirty = asyncio.Event()
+        self._joined = asyncio.Event()
+        self._loops: list[asyncio.Task[None]] = []
+        self._pending: set[asyncio.Task[None]] = set()
+        admission.on_change = self._dirty.set
+
+    async def start(self) -> None:
+        """Join: the store knows this process and this process knows the gates. Waits while the store is down."""
+        for loop in (self._beats, self._obey, self._watch):
+            self._loops.append(asyncio.create_task(loop(), name=f"{self.executor} {loop.__name__}"))
+        joined = asyncio.create_task(self._joined.wait())
+        done, _ = await asyncio.wait((joined, *self._loops), return_when=asyncio.FIRST_COMPLETED)
+        joined.cancel()
+        for task in done - {joined}:
+            task.result()
+
+    async def close(self) -> None:
+        """Leave: membership and demand are gone at once. Calls in flight are the HTTP server's to end first."""
+        for task in (*self._loops, *self._pending):
+            task.cancel()
+        await asyncio.gather(*self._loops, *self._pending, return_exceptions=True)
+        await self.proofs.close()
+        try:
+            await self._link.leave(self._admission.gateway)
+        except StoreDown:
+            _log().warning("store down while leaving; the membership runs out by itself", gateway=self.executor)
+
+    def loading(self, tenant: str) -> bool:
+        """True while a swap that brings the tenant was seen running."""
+        return tenant in self._loading
+
+    # ---- beats
+
+    async def _beats(self) -> None:
+        while True:
+            pause_s = self._beat_s
+            try:
+                await self._beat()
+            except StoreDown as error:
+                pause_s = RETRY_S
+                _log().warning("store down, beat not delivered", error=str(error))
+                if self._alone and self._admission.fresh:
+                    self._admission.renew(self._admission.now() + self._ttl_ms)
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._dirty.wait()
+            except TimeoutError:
+                continue
+            if pause_s == RETRY_S:
+                await asyncio.sleep(RETRY_S)
+
+    async def _beat(self) -> None:
+        """One beat; after a lapse (or at start) the gates are read anew before anything is admitted."""
+        self._dirty.clear()
+        sent_ms = self._admission.now()
+        await self._link.beat(self._admission.gateway, self._admission.demand(), ttl_ms=self._ttl_ms)
+        if not self._admission.fresh:
+            world = await self._link.read()
+            self._admission.epoch_offset_ms = world.now_ms - self._admission.now()
+            self._admission.apply(world.gates)
+            self._note_failures(world, answer=False)
+        self._admission.renew(sent_ms + self._ttl_ms)
+        self._joined.set()
+
+    # ---- failed loads
+
+    async def _watch(self) -> None:
+        """Look at the store's view at each `card` event, and now and then while calls wait."""
+        await self._joined.wait()
+        after = "$"
+        while True:
+            try:
+                events = await self._link.events(after=after, limit=200, block_ms=BLOCK_MS)
+                if events:
+                    after = events[-1].id
+                if self._admission.waiting or any(event.type == "card" for event in events):
+                    self._note_failures(await self._link.read(), answer=True)
+            except StoreDown:
+                await asyncio.sleep(RETRY_S)
+
+    def _note_failures(self, world: World, *, answer: bool) -> None:
+        """A failure not seen before answers every call that waits for its tenant; who comes later waits for a retry."""
+        failed = {tenant: failure for card in world.cards.values() for tenant, failure in card.failed.items()}
+        for tenant, failure in failed.items():
+            if answer and self._failed.get(tenant) != failure:
+                self._admission.fail(tenant, failure.reason)
+        self._failed = failed
+        swaps = [card.swap for card in world.cards.values() if card.swap is not None]
+        self._loading = frozenset(tenant for swap in swaps if not swap.back for tenant in swap.to)
+        self._admission.apply({tenant: gate for tenant, gate in world.gates.items() if not gate.open})
+
+    # ---- commands
+
+    async def _obey(self) -> None:
+        await self._joined.wait()
+        after = "0"
+        while True:
+            try:
+                stored = await self._link.outbox(self.executor, after=after, block_ms=BLOCK_MS)
+            except StoreDown:
+                await asyncio.sleep(RETRY_S)
+                continue
+            for one in stored:
+                after = one.id
+                await self._handle(one.command)
+
+    async def _handle(self, command: Command) -> None:
+        if command.token == 0:
+            self._heed(command)
+            return
+        record = self._records.setdefault((command.card, command.tenant), _Record())
+        identity = (command.token, command.n)
+        if identity in record.answers:
+            answer = record.answers[identity]
+            if answer is not None:
+                await self._send(answer)
+            return
+        if identity < record.mark:
+            await self._send(_answer(command, "refused", f"older than {record.mark[0]}.{record.mark[1]}"))
+            return
+        if command.token > record.mark[0]:
+            record.answers.clear()
+        record.mark = identity
+        record.answers[identity] = None
+        later = self._execute(command)
+        if isinstance(later, Report):
+            record.answers[identity] = later
+            await self._send(later)
+        else:
+            self._spawn(self._finish(record, identity, later))
+
+    def _heed(self, command: Command) -> None:
+        """A word outside any swap: epochs order it and nobody waits for an answer."""
+        later = self._execute(command)
+        if not isinstance(later, Report):
+            later.close()
+
+    def _execute(self, command: Command) -> Report | Coroutine[None, None, Report]:
+        """Do what the command says now; a coroutine where its end must be awaited."""
+        tenant, epoch = command.tenant, command.args.get("epoch")
+        if tenant is None or not isinstance(epoch, int):
+            return _answer(command, "failed", f"a gateway needs a tenant and an epoch for '{command.verb}'")
+        match command.verb:
+            case Step.CLOSE:
+                self.proofs.forget(tenant)
+                return _answer(command, "ok", data={"in_flight": self._admission.close(tenant, epoch)})
+            case Step.DRAIN:
+                return self._drained(command, tenant, {})
+            case "cut":
+                cut = self._admission.cut(tenant, str(command.args.get("reason") or "the card is needed elsewhere"))
+                return self._drained(command, tenant, {"ended": cut.ended, "requeued": cut.requeued})
+            case Step.OPEN:
+                swap = str(command.args.get("swap") or "")
+                self.proofs.expect(tenant, command.card, swap, read_unproved(command.args.get("unproved")))
+                if not self._admission.open(tenant, epoch, swap or None):
+                    return _answer(command, "refused", f"epoch {epoch} is older than the gate's")
+                return _answer(command, "ok")
+            case _:
+                return _answer(command, "failed", f"a gateway does not know '{command.verb}'")
+
+    async def _drained(self, command: Command, tenant: str, data: dict[str, object]) -> Report:
+        await self._admission.drained(tenant)
+        return _answer(command, "ok", data=data)
+
+    async def _finish(self, record: _Record, identity: tuple[int, int], later: Coroutine[None, None, Report]) -> None:
+        answer = await later
+        if identity in record.answers:
+            record.answers[identity] = answer
+        await self._send(answer)
+
+    # ---- reports
+
+    async def _send(self, report: Report) -> None:
+        """Deliver, however long the store is down: an answer that is lost would leave a swap waiting."""
+        while True:
+            try:
+                return await self._link.report(report)
+            except StoreDown:
+                await asyncio.sleep(RETRY_S)
+
+    async def _send_finding(self, finding: Finding) -> None:
+        await self._send(
+            Report(self.executor, finding.card, finding.tenant, 0, 0, "proof", "ok", data=dict(finding.data))
+        )
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._pending.add(task)
+        task.add_done_callback(self._pending.discard)
+
+
+def _answer(command: Command, outcome: str, detail: str | None = None, data: dict[str, object] | None = None) -> Report:
+    return Report(
+        executor=command.executor,
+        card=command.card,
+        tenant=command.tenant,
+        token=command.token,
+        n=command.n,
+        verb=command.verb,
+        outcome=outcome,
+        detail=detail,
+        data=data or {},
+    )
+
+
+_log: Callable[[], structlog.stdlib.BoundLogger] = structlog.get_logger

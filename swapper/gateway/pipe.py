@@ -1,0 +1,374 @@
+"""One call's way to its server and back: wait, send, pass the answer through as it comes, and every way that can fail.
+
+Invariant: status and body pass untouched; a call is sent again only before the first byte of its answer went to the
+client; when a handler ends, however it ends, the upstream socket is closed or back in the pool and the call counts no
+more. Where a router's words matter they were seen on llama-server b10434.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+import msgspec
+from aiohttp import web
+from multidict import CIMultiDict
+from yarl import URL
+
+from swapper.gateway import errors
+from swapper.gateway.admission import Call, CallState, Turn
+from swapper.gateway.context import Budget, GatewayContext, Target
+from swapper.gateway.errors import Problem
+from swapper.gateway.filler import Filler, Keepalive, comment
+from swapper.gateway.parse import Ask, with_model
+from swapper.gateway.sse import Frames
+
+HOP = frozenset(
+    {
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer"),
+        *("transfer-encoding", "upgrade"),
+    }
+)
+"""Headers that concern one connection only."""
+NOT_FORWARDED = HOP | {
+    *("host", "content-length", "content-encoding", "expect", "authorization", "x-api-key", "api-key", "cookie"),
+    "accept-encoding",
+}
+"""What of a request never reaches a server: the client's key among them."""
+SMALL_BYTES = 8192
+"""An error answer up to this size is read before it is passed on: it may say that the model is not there."""
+DEATHS = 2
+"""How often a call is sent again after its server died over it: some prompts kill servers, and would go on to."""
+PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+
+
+def open_session() -> aiohttp.ClientSession:
+    """The one client session of a gateway process: no limit of its own, bodies as they are. The caller closes it."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        skip_auto_headers=("User-Agent", "Accept", "Content-Type"),
+    )
+
+
+class Held:
+    """A body and its share of the budget, until the answer begins."""
+
+    __slots__ = ("_budget", "body", "size")
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self.size = 0
+        self.body = b""
+
+    def add(self, size: int) -> bool:
+        """Take `size` more bytes of the budget; False when it is spent."""
+        if not self._budget.take(size):
+            return False
+        self.size += size
+        return True
+
+    def release(self) -> None:
+        """The body is needed no more. Safe to repeat."""
+        self._budget.give(self.size)
+        self.size = 0
+        self.body = b""
+
+
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """No byte went out and the call may be sent again; `died`: the server broke off over it."""
+
+    reason: str
+    died: bool = False
+
+
+class _Interrupt:
+    """While entered, a cut of the call cancels what the task awaits; `fired` says so afterwards.
+
+    Cancellation from elsewhere (the client left) passes through.
+    """
+
+    __slots__ = ("_call", "_cancelling", "_task", "fired")
+
+    def __init__(self, call: Call, task: asyncio.Task[Any]) -> None:
+        self._call = call
+        self._task = task
+        self._cancelling = 0
+        self.fired = False
+
+    def _fire(self) -> None:
+        self.fired = True
+        self._task.cancel()
+
+    def __enter__(self) -> _Interrupt:
+        self._cancelling = self._task.cancelling()
+        self._call.on_cut = self._fire
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._call.on_cut = None
+        if not self.fired:
+            return False
+        return self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError
+
+
+class Exchange:
+    """One admitted or waiting call. `run` returns the finished response, or a Problem while nothing was sent."""
+
+    def __init__(
+        self,
+        ctx: GatewayContext,
+        request: web.Request,
+        target: Target,
+        ask: Ask,
+        filler: Filler,
+        held: Held,
+        call: Call,
+    ) -> None:
+        self._ctx = ctx
+        self._request = request
+        self._target = target
+        self._ask = ask
+        self._held = held
+        self._call = call
+        self._response: web.StreamResponse | None = None
+        self._keepalive: Keepalive | None = None
+        self._deaths = 0
+        self._tries = 0
+        self._first_try_ms: int | None = None
+        if ask.stream:
+            chosen = comment if ctx.limits.keepalive_comments else filler
+            self._keepalive = Keepalive(request, chosen, ask.model, ctx.limits.keepalive_ms / 1000)
+
+    async def run(self) -> web.StreamResponse | Problem:
+        """See the class."""
+        try:
+            if self._ask.model != self._target.model:
+                self._held.body = with_model(self._held.body, self._target.model)
+            while True:
+                turn = Turn.RUN if self._call.state is CallState.RUNNING else await self._call.turn()
+                outcome = await self._attempt() if turn is Turn.RUN else self._waited_in_vain(turn)
+                match outcome:
+                    case Problem():
+                        return await self._refuse(outcome)
+                    case _Again():
+                        problem = await self._pause(outcome)
+                        if problem is not None:
+                            return await self._refuse(problem)
+                    case None:
+                        pass
+                    case _:
+                        return outcome
+        finally:
+            if self._keepalive is not None:
+                self._keepalive.abandon()
+
+    def _waited_in_vain(self, turn: Turn) -> Problem:
+        name, call = self._ask.model, self._call
+        if turn is Turn.FAILED:
+            return errors.load_failed(name, call.error or "the server gave no reason")
+        waited_ms = call.waited_ms + self._ctx.admission.now() - call.since_ms
+        if self._ctx.member.loading(call.tenant):
+            return errors.load_timeout(name, waited_ms)
+        return errors.gpu_busy(name, waited_ms)
+
+    async def _attempt(self) -> web.StreamResponse | Problem | _Again | None:
+        """Send it once. None: cut before the first byte, it waits again."""
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("an exchange runs in a task")
+        outcome: web.StreamResponse | Problem | _Again | None = None
+        if self._call.cut_reason is None:
+            with _Interrupt(self._call, task) as interrupt:
+                outcome = await self._send()
+            if not interrupt.fired:
+                return outcome
+        reason = self._call.cut_reason or "it was cut"
+        if self._call.started:
+            return errors.ended(reason)
+        self._call.requeue()
+        return None
+
+    async def _pause(self, again: _Again) -> Problem | None:
+        """Park the call for a moment, unless it was tried often or long enough."""
+        now = self._ctx.admission.now()
+        if self._first_try_ms is None:
+            self._first_try_ms = now
+        self._deaths += again.died
+        if self._deaths > DEATHS or now - self._first_try_ms > self._ctx.limits.retry_ms:
+            return errors.upstream_failed(self._ask.model, again.reason)
+        self._call.requeue(parked=True)
+        await asyncio.sleep(PAUSES_S[min(self._tries, len(PAUSES_S) - 1)])
+        self._tries += 1
+        self._call.unpark()
+        return None
+
+    # ---- one try
+
+    async def _send(self) -> web.StreamResponse | Problem | _Again:
+        try:
+            upstream = await self._ctx.session.post(
+                self._url(),
+                data=io.BytesIO(self._held.body),
+                headers=self._request_headers(),
+                allow_redirects=False,
+            )
+        except aiohttp.ClientConnectorError as error:
+            return _Again(str(error))
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            return _Again(_words(error), died=not isinstance(error, aiohttp.ServerTimeoutError))
+        try:
+            return await self._receive(upstream)
+        finally:
+            if not upstream.content.at_eof():
+                upstream.close()
+            upstream.release()
+
+    async def _receive(self, upstream: aiohttp.ClientResponse) -> web.StreamResponse | Problem | _Again:
+        """The first bytes decide: not ready (again), an error after our 200 (an event), else pass it through."""
+        try:
+            length = upstream.content_length
+            if upstream.status >= 400 and length is not None and length <= SMALL_BYTES:
+                first = await upstream.content.read()
+                again = _not_ready(upstream.status, first)
+                if again is not None:
+                    return again
+            else:
+                first = await upstream.content.readany()
+        except (aiohttp.ClientError, OSError) as error:
+            return _Again(_words(error), died=True)
+        early = await self._keepalive.stop() if self._keepalive is not None else None
+        self._call.first_byte()
+        self._held.release()
+        sse = upstream.content_type == "text/event-stream"
+        if early is not None:
+            self._response = early
+            if not sse:
+                return await self._error_event(early, upstream, first)
+        else:
+            self._response = web.StreamResponse(
+                status=upstream.status, reason=upstream.reason, headers=self._response_headers(upstream)
+            )
+            await self._response.prepare(self._request)
+        return await self._relay(self._response, upstream, first, sse=sse)
+
+    async def _relay(
+        self, response: web.StreamResponse, upstream: aiohttp.ClientResponse, first: bytes, *, sse: bool
+    ) -> web.StreamResponse | Problem:
+        """Pass every chunk on as it comes; the client's pace holds back the upstream's."""
+        tail = self._ctx.proofs.tap(self._call.tenant, sse=sse)
+        frames = Frames() if sse else None
+        chunk = first
+        while chunk:
+            if tail is not None:
+                tail.feed(chunk)
+            whole = chunk if frames is None else frames.feed(chunk)
+            if whole:
+                await response.write(whole)
+            try:
+                chunk = await upstream.content.readany()
+            except (aiohttp.ClientError, OSError) as error:
+                return errors.upstream_failed(self._ask.model, _words(error))
+        if frames is not None and frames.rest:
+            router_words = frames.rest.find(b"proxy error: ", -SMALL_BYTES)
+            if router_words >= 0:
+                text = frames.rest[router_words:].decode(errors="replace").strip()
+                return errors.upstream_failed(self._ask.model, text)
+            await response.write(frames.rest)
+        await response.write_eof()
+        if tail is not None and upstream.status == 200:
+            self._ctx.proofs.answered(tail, self._target, self._ctx.session)
+        return response
+
+    async def _error_event(
+        self, response: web.StreamResponse, upstream: aiohttp.ClientResponse, first: bytes
+    ) -> web.StreamResponse | Problem:
+        """The 200 is out, but the server answered otherwise: its own error object becomes the last event."""
+        body = first + await upstream.content.read()
+        error = _error_object(body)
+        if error is None:
+            text = body[:500].decode(errors="replace")
+            return errors.upstream_failed(self._ask.model, f"HTTP {upstream.status}: {text}")
+        await response.write(b"data: " + msgspec.json.encode({"error": error}) + b"\n\n" + errors.DONE)
+        await response.write_eof()
+        return response
+
+    async def _refuse(self, problem: Problem) -> web.StreamResponse | Problem:
+        """A Problem as HTTP while nothing was sent, as events in a stream, as a broken connection in a plain body."""
+        if self._keepalive is not None:
+            self._response = await self._keepalive.stop() or self._response
+        response = self._response
+        if response is None:
+            return problem
+        if response.content_type == "text/event-stream":
+            await response.write(problem.events())
+            await response.write_eof()
+        elif self._request.transport is not None:
+            self._request.transport.abort()
+        return response
+
+    # ---- heads
+
+    def _url(self) -> URL:
+        url = URL(self._target.url + self._request.path)
+        query = [(key, value) for key, value in self._request.query.items() if key not in ("autoload", "model")]
+        if self._target.router:
+            query.append(("autoload", "false"))
+        return url.with_query(query)
+
+    def _request_headers(self) -> CIMultiDict[str]:
+        named = {name.strip().lower() for name in self._request.headers.get("Connection", "").split(",")}
+        headers = CIMultiDict[str]()
+        for key, value in self._request.headers.items():
+            lower = key.lower()
+            if lower not in NOT_FORWARDED and lower not in named and not lower.startswith("x-swapper-"):
+                headers.add(key, value)
+        headers["Accept-Encoding"] = "identity"
+        headers.update(self._target.auth())
+        return headers
+
+    def _response_headers(self, upstream: aiohttp.ClientResponse) -> CIMultiDict[str]:
+        named = {name.strip().lower() for name in upstream.headers.get("Connection", "").split(",")}
+        headers = CIMultiDict[str]()
+        for key, value in upstream.headers.items():
+            if key.lower() not in HOP and key.lower() not in named:
+                headers.add(key, value)
+        headers["X-Swapper-Wait-Ms"] = str(self._call.waited_ms)
+        if self._call.swap is not None:
+            headers["X-Swapper-Swap"] = self._call.swap
+        return headers
+
+
+def _words(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+class _ErrorBody(msgspec.Struct):
+    error: dict[str, Any]
+
+
+def _error_object(body: bytes) -> dict[str, Any] | None:
+    try:
+        return msgspec.json.decode(body, type=_ErrorBody).error
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _not_ready(status: int, body: bytes) -> _Again | None:
+    """Is this the server saying that the model is not there (yet), or that its child died? Then nothing was read."""
+    if status == 500 and body.startswith(b"proxy error"):
+        text = body.decode(errors="replace").strip()
+        return _Again(text, died="establish" not in text)
+    message = (_error_object(body) or {}).get("message")
+    if (status, message) in ((400, "model is not loaded"), (503, "Loading model")):
+        return _Again(str(message))
+    return None
