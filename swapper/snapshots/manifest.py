@@ -1,0 +1,145 @@
+"""What a snapshot says of itself, and whether it may enter a running model: pure values, no I/O.
+
+Invariant: a snapshot is restored only into a model whose fingerprint equals the one it was saved under; every
+difference is named (`refusal`), because llama-server itself checks neither model, rope nor build (it answers 200
+and continues with garbage). The manifest lies beside the slot file and is the truth about it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+
+import msgspec
+
+MANIFEST_SUFFIX = ".manifest.json"
+_UNSAFE = re.compile(r'[\x00-\x1f\x7f/\\:*?"<>|]')
+_MAX_NAME = 255 - len(MANIFEST_SUFFIX) - len(".tmp")
+
+
+@dataclass(frozen=True, slots=True)
+class GgufIdentity:
+    """Which weights: sha256 (hex) of each file's header and tensor table, total bytes, newest change (ns).
+
+    `digest` is empty where the file could not be read on this host: such an identity equals none, itself included.
+    """
+
+    path: str
+    digest: str = ""
+    size: int = 0
+    mtime_ns: int = 0
+
+    @property
+    def known(self) -> bool:
+        """False when the file could not be read here."""
+        return self.digest != ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Everything that decides whether saved state means the same in a running model.
+
+    `n_ctx_slot` is in tokens. `cache_types` are (K, V). `rope` holds every argument that changes positions or
+    attention, `lora` adapters with their scales, `template` the sha256 of the chat template.
+    """
+
+    model: str
+    gguf: GgufIdentity
+    build: str
+    n_ctx_slot: int
+    n_parallel: int
+    kv_unified: bool
+    cache_types: tuple[str, str] = ("f16", "f16")
+    flash_attn: str = "auto"
+    rope: tuple[str, ...] = ()
+    lora: tuple[str, ...] = ()
+    drafter: str = ""
+    mmproj: str = ""
+    template: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One snapshot. `tokens` and `bytes` are the server's own figures; times are ms since the epoch.
+
+    `digest` (xxh3-128, hex) is None until it was computed; `boot` is the boot id of the machine at the save, so
+    that a file without a digest is not trusted across a crash of the machine. `token` is the swap's.
+    """
+
+    snapshot: str
+    tenant: str
+    fingerprint: Fingerprint
+    slot: int
+    tokens: int
+    bytes: int
+    saved_ms: int
+    strategy: str = "slots"
+    token: int = 0
+    boot: str = ""
+    digest: str | None = None
+    request_digest: str | None = None
+    restored_ms: int | None = None
+    version: int = 1
+
+
+_WORDS = {
+    "model": "another model",
+    "build": "another llama-server build",
+    "n_ctx_slot": "another context size per slot",
+    "n_parallel": "another number of slots",
+    "kv_unified": "another kv-unified setting",
+    "cache_types": "other cache types",
+    "flash_attn": "another flash-attn setting",
+    "rope": "other rope or attention arguments",
+    "lora": "other LoRA adapters",
+    "drafter": "another draft model",
+    "mmproj": "another multimodal projector",
+    "template": "another chat template",
+}
+
+
+def refusal(saved: Manifest, now: Fingerprint) -> str | None:
+    """Why `saved` must not be restored into the model that runs now, or None when it may."""
+    then = saved.fingerprint
+    if not then.gguf.known or not now.gguf.known:
+        return f"the model file {now.gguf.path} cannot be read here, so nothing proves that it is the same model"
+    if (then.gguf.digest, then.gguf.size) != (now.gguf.digest, now.gguf.size):
+        return f"saved under another model file ({then.gguf.path}, now {now.gguf.path})"
+    if then.gguf.mtime_ns != now.gguf.mtime_ns:
+        return f"the model file {now.gguf.path} was changed since the save"
+    for field in fields(Fingerprint):
+        before, after = getattr(then, field.name), getattr(now, field.name)
+        if field.name != "gguf" and before != after:
+            return f"saved under {_WORDS[field.name]} ({_show(before)}, now {_show(after)})"
+    if saved.tokens > now.n_ctx_slot:
+        return f"its {saved.tokens} tokens do not fit the {now.n_ctx_slot} tokens of a slot"
+    return None
+
+
+def _show(value: object) -> str:
+    if isinstance(value, tuple):
+        return " ".join(map(str, value)) or "none"  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    return str(value) or "none"
+
+
+def name_problem(name: str) -> str | None:
+    """Why llama-server (or we) would not take `name` as a file name, or None. It must be one plain path component."""
+    if not name or len(name.encode()) > _MAX_NAME:
+        return f"a snapshot name has 1 to {_MAX_NAME} bytes"
+    if _UNSAFE.search(name):
+        return f"{name!r} holds a character that llama-server refuses in a file name"
+    if ".." in name or name.startswith((".", " ")) or name.endswith((".", " ")):
+        return f"{name!r} begins or ends with a dot or space, or holds '..'"
+    if name.endswith((MANIFEST_SUFFIX, ".tmp")):
+        return f"{name!r} ends like a manifest"
+    return None
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The manifest as it lies on disk: indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+
+
+def decode(data: bytes) -> Manifest:
+    """Read a manifest; raises ValueError with the place when it is not one."""
+    return msgspec.json.decode(data, type=Manifest)

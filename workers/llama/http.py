@@ -1,0 +1,248 @@
+"""The exact requests of llama-server's router, and what its answers mean.
+
+Invariant: no request here loads or wakes a model (`autoload=false` everywhere; the model stands in the query of a
+GET and in the body of a POST), and every answer that is not a success becomes a BackendError with the server's own
+words. Touches the network only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TypeVar
+
+import aiohttp
+import msgspec
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_exponential
+
+from swapper.errors import BackendDown, BackendRefused
+
+T = TypeVar("T")
+
+READ_S = 10.0
+_CONNECT_S = 5.0
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far a load is: a stage name and its share, 0 to 1."""
+
+    current: str = ""
+    value: float = 0.0
+
+
+class Status(msgspec.Struct, frozen=True):
+    """A model's `status`. `args` of a running model hold its child's real `--port`."""
+
+    value: str
+    args: list[str] = []
+    failed: bool = False
+    exit_code: int | None = None
+
+
+class Model(msgspec.Struct, frozen=True):
+    """One entry of GET /models."""
+
+    id: str
+    status: Status
+    aliases: list[str] = []
+
+
+class Slot(msgspec.Struct, frozen=True):
+    """One entry of GET /slots. `n_prompt_tokens` (tokens in it) and `id_task` are absent until a task ran there."""
+
+    id: int
+    n_ctx: int
+    is_processing: bool
+    id_task: int | None = None
+    n_prompt_tokens: int | None = None
+
+
+class Props(msgspec.Struct, frozen=True):
+    """What we use of a running model's GET /props."""
+
+    build_info: str = ""
+    model_path: str = ""
+    chat_template: str = ""
+    total_slots: int = 0
+
+
+class SavedSlot(msgspec.Struct, frozen=True):
+    """Answer of `action=save`; `n_saved` 0 means that the slot was empty (the file then holds only a header)."""
+
+    class Timings(msgspec.Struct, frozen=True):
+        """Milliseconds as the server measured them."""
+
+        save_ms: float = 0.0
+
+    n_saved: int
+    n_written: int
+    timings: Timings = Timings()
+
+
+class RestoredSlot(msgspec.Struct, frozen=True):
+    """Answer of `action=restore`."""
+
+    class Timings(msgspec.Struct, frozen=True):
+        """Milliseconds as the server measured them."""
+
+        restore_ms: float = 0.0
+
+    n_restored: int
+    timings: Timings = Timings()
+
+
+class Counters(msgspec.Struct, frozen=True):
+    """`requests_processing` and `requests_deferred` of GET /metrics."""
+
+    processing: int
+    deferred: int
+
+
+class _Models(msgspec.Struct):
+    data: list[Model]
+
+
+class _Error(msgspec.Struct):
+    class Body(msgspec.Struct):
+        message: str = ""
+
+    error: Body
+
+
+class RouterHttp:
+    """Client of one router. Connections are not reused: the server closes idle ones without a word."""
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        self.url = url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> RouterHttp:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """The session, made on first use (it needs the running loop)."""
+        if self._session is None or self._session.closed:
+            self._session = aiohttp.ClientSession(
+                headers=self._headers,
+                connector=aiohttp.TCPConnector(force_close=True, limit=0),
+                timeout=aiohttp.ClientTimeout(total=None, connect=_CONNECT_S),
+            )
+        return self._session
+
+    async def close(self) -> None:
+        """Drop the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def models(self) -> dict[str, Model]:
+        """GET /models: every model the router knows, by its id."""
+        answer = _decode(await self._read("/models"), _Models, "/models")
+        return {model.id: model for model in answer.data}
+
+    async def slots(self, model: str) -> list[Slot]:
+        """GET /slots of a loaded model, in slot order. Wakes a sleeping one: look at /models first."""
+        return _decode(await self._read("/slots", model), list[Slot], "/slots")
+
+    async def props(self, model: str) -> Props:
+        """GET /props of a loaded model."""
+        return _decode(await self._read("/props", model), Props, "/props")
+
+    async def counters(self, model: str) -> Counters | None:
+        """GET /metrics of a loaded model; None where the server runs without `--metrics`. Wakes a sleeping one."""
+        try:
+            text = (await self._read("/metrics", model)).decode(errors="replace")
+        except BackendRefused as refused:
+            if refused.status == 501:
+                return None
+            raise
+        found = dict(line.rsplit(" ", 1) for line in text.splitlines() if line and line[0] != "#" and " " in line)
+        try:
+            return Counters(
+                processing=int(float(found["llamacpp:requests_processing"])),
+                deferred=int(float(found["llamacpp:requests_deferred"])),
+            )
+        except KeyError as missing:
+            raise BackendRefused(f"{self.url}/metrics does not show {missing.args[0]}") from None
+
+    async def load(self, model: str) -> None:
+        """POST /models/load. Returns at once, the load goes on."""
+        await self.post("/models/load", {"model": model}, limit_s=READ_S)
+
+    async def unload(self, model: str) -> None:
+        """POST /models/unload. Returns at once, the process ends later."""
+        await self.post("/models/unload", {"model": model}, limit_s=READ_S)
+
+    async def save(self, model: str, slot: int, name: str) -> SavedSlot:
+        """Save a slot; waits as long as the slot is busy. The server overwrites an existing file in place."""
+        answer = await self.post(f"/slots/{slot}", {"model": model, "filename": name}, action="save")
+        return _decode(answer, SavedSlot, "save")
+
+    async def restore(self, model: str, slot: int, name: str) -> RestoredSlot:
+        """Restore a slot, over what it holds. A refused restore leaves the slot empty."""
+        answer = await self.post(f"/slots/{slot}", {"model": model, "filename": name}, action="restore")
+        return _decode(answer, RestoredSlot, "restore")
+
+    async def erase(self, model: str, slot: int) -> None:
+        """Empty a slot."""
+        await self.post(f"/slots/{slot}", {"model": model}, action="erase", limit_s=READ_S)
+
+    async def post(
+        self, path: str, body: Mapping[str, object], *, action: str | None = None, limit_s: float | None = None
+    ) -> bytes:
+        """One POST, never repeated. `limit_s` None: the caller bounds it."""
+        params = {"autoload": "false"} | ({"action": action} if action else {})
+        return await self._ask("POST", path, params, body, limit_s)
+
+    async def _read(self, path: str, model: str | None = None) -> bytes:
+        params = {"autoload": "false"} | ({"model": model} if model else {})
+        async for attempt in AsyncRetrying(
+            stop=stop_after_attempt(3),
+            wait=wait_exponential(multiplier=0.02, max=0.2),
+            retry=retry_if_exception_type(BackendDown),
+            reraise=True,
+        ):
+            with attempt:
+                return await self._ask("GET", path, params, None, READ_S)
+        raise AssertionError("unreachable: the last attempt raises")
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str],
+        body: Mapping[str, object] | None,
+        limit_s: float | None,
+    ) -> bytes:
+        timeout = aiohttp.ClientTimeout(total=limit_s, connect=_CONNECT_S)
+        try:
+            async with self.session.request(
+                method, self.url + path, params=params, json=body, timeout=timeout
+            ) as response:
+                data = await response.read()
+                if response.status >= 400:
+                    raise BackendRefused(_words(path, response.status, data), response.status)
+                return data
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise BackendDown(f"{self.url}{path} does not answer: {str(error) or type(error).__name__}") from error
+
+
+def _words(path: str, status: int, data: bytes) -> str:
+    try:
+        said = msgspec.json.decode(data, type=_Error).error.message
+    except msgspec.DecodeError:
+        said = data.decode(errors="replace").strip()
+    return f"llama-server answered {status} to {path}: {said or 'nothing'}"
+
+
+def _decode(data: bytes, shape: type[T], what: str) -> T:
+    try:
+        return msgspec.json.decode(data, type=shape)
+    except msgspec.DecodeError as error:
+        raise BackendRefused(f"the answer to {what} is not what llama-server gives: {error}") from error

@@ -1,0 +1,186 @@
+"""The slot folder: which snapshots lie in it, what their manifests say, and whether a file is still what was saved.
+
+Invariant: a snapshot counts only with its manifest, written after the file and replaced in one move; a file and its
+sidecars (same stem) come and go together. Touches the slot folder only. All functions block: call them in threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import xxhash
+
+from swapper.errors import BackendError
+from swapper.snapshots.manifest import MANIFEST_SUFFIX, Fingerprint, Manifest, decode, encode, refusal
+
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """How long snapshots stay: `age_ms` since the save, `bytes` for all of them, `free_bytes` left on the disk."""
+
+    age_ms: int | None = None
+    bytes: int | None = None
+    free_bytes: int = 0
+
+
+class SlotFolder:
+    """One folder of slot files as this host sees it, shared by all models of one router."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._verified: dict[str, tuple[int, int, int]] = {}
+        self.boot = _boot_id()
+
+    def size(self, name: str) -> int | None:
+        """Bytes of a slot file, None when it is not there."""
+        try:
+            return (self.path / name).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def seal(self, manifest: Manifest) -> None:
+        """Close the file to other users and write its manifest, the last thing of a save."""
+        with contextlib.suppress(PermissionError):  # a server under another user keeps its own mode
+            (self.path / manifest.snapshot).chmod(0o600)
+        self.write(manifest)
+
+    def write(self, manifest: Manifest) -> None:
+        """Write or replace a manifest in one move."""
+        path = self.path / (manifest.snapshot + MANIFEST_SUFFIX)
+        fresh = path.with_name(path.name + ".tmp")
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(encode(manifest))
+        os.replace(fresh, path)
+
+    def settle(self, manifest: Manifest) -> None:
+        """Force the file to the disk, then rewrite its manifest with the digest. A vanished file is left alone."""
+        path = self.path / manifest.snapshot
+        try:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+            digest = file_digest(path)
+            current = self.manifest(manifest.snapshot)
+        except FileNotFoundError:
+            return
+        if current is not None and self.size(manifest.snapshot) == manifest.bytes:
+            self.write(replace(current, digest=digest))
+            self._verified[manifest.snapshot] = _stamp(path)
+
+    def manifest(self, name: str) -> Manifest | None:
+        """The manifest of one snapshot; None when there is none or it cannot be read as one."""
+        try:
+            return decode((self.path / (name + MANIFEST_SUFFIX)).read_bytes())
+        except (OSError, ValueError):
+            return None
+
+    def manifests(self, tenant: str | None = None) -> list[Manifest]:
+        """All snapshots (of one tenant), the newest first."""
+        found = [m for m in self._all() if tenant is None or m.tenant == tenant]
+        return sorted(found, key=lambda m: (m.saved_ms, m.snapshot), reverse=True)
+
+    def _all(self) -> Iterator[Manifest]:
+        for path in self.path.glob("*" + MANIFEST_SUFFIX):
+            manifest = self.manifest(path.name.removesuffix(MANIFEST_SUFFIX))
+            if manifest is not None and manifest.snapshot + MANIFEST_SUFFIX == path.name:
+                yield manifest
+
+    def problem(self, manifest: Manifest, now: Fingerprint) -> str | None:
+        """Why a snapshot must not be restored, judged by fingerprint and size (not yet by its digest)."""
+        size = self.size(manifest.snapshot)
+        if size is None:
+            return "its file is gone"
+        if size != manifest.bytes:
+            return f"its file has {size} bytes instead of {manifest.bytes}"
+        if manifest.digest is None and manifest.boot != self.boot:
+            return "the machine went down before its digest was written, so the file is not to be trusted"
+        return refusal(manifest, now)
+
+    def damage(self, manifest: Manifest) -> str | None:
+        """Why the file is not what was saved, by its digest (remembered as long as the file is untouched)."""
+        path = self.path / manifest.snapshot
+        try:
+            stamp = _stamp(path)
+            if manifest.digest is None or self._verified.get(manifest.snapshot) == stamp:
+                return None
+            if file_digest(path) != manifest.digest:
+                return "its file was damaged since the save (the digest differs)"
+        except OSError as error:
+            return f"its file cannot be read: {error.strerror}"
+        self._verified[manifest.snapshot] = stamp
+        return None
+
+    def remove(self, name: str) -> None:
+        """Delete a snapshot, manifest first, with every sidecar of the same stem."""
+        (self.path / (name + MANIFEST_SUFFIX)).unlink(missing_ok=True)
+        (self.path / name).unlink(missing_ok=True)
+        stem = name.rpartition(".")[0] or name
+        for path in self.path.iterdir():
+            own = self.path / (path.name + MANIFEST_SUFFIX)
+            if path.name.startswith(stem + ".") and not path.name.endswith(MANIFEST_SUFFIX) and not own.exists():
+                path.unlink(missing_ok=True)
+        self._verified.pop(name, None)
+
+    def supersede(self, tenant: str, keep: Collection[str]) -> list[str]:
+        """Delete snapshots that were restored and are older than every one of `keep`, their newer saves.
+
+        A snapshot that was never restored is the only copy of its conversation and stays. Returns what was deleted.
+        """
+        all_of = self.manifests(tenant)
+        fresh = [m.saved_ms for m in all_of if m.snapshot in keep]
+        if not keep or len(fresh) != len(set(keep)):
+            return []
+        old = [m for m in all_of if m.restored_ms is not None and m.snapshot not in keep and m.saved_ms < min(fresh)]
+        for manifest in old:
+            self.remove(manifest.snapshot)
+        return [manifest.snapshot for manifest in old]
+
+    def prune(self, keep: Keep, now_ms: int) -> list[str]:
+        """Delete by age, then the oldest beyond the budget. Returns what was deleted."""
+        gone: list[str] = []
+        total = 0
+        for manifest in self.manifests():
+            total += manifest.bytes
+            too_old = keep.age_ms is not None and now_ms - manifest.saved_ms > keep.age_ms
+            if too_old or (keep.bytes is not None and total > keep.bytes):
+                self.remove(manifest.snapshot)
+                total -= manifest.bytes
+                gone.append(manifest.snapshot)
+        return gone
+
+    def check_space(self, keep: Keep) -> None:
+        """Raise BackendError when the disk has less free than the floor."""
+        free = shutil.disk_usage(self.path).free
+        if free < keep.free_bytes:
+            raise BackendError(
+                f"{self.path} has {free >> 20} MiB free, the floor is {keep.free_bytes >> 20} MiB: nothing is saved"
+            )
+
+
+def file_digest(path: Path) -> str:
+    """xxh3-128 (hex) of a file's bytes."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        read: Callable[[], bytes] = lambda: file.read(_CHUNK)  # noqa: E731
+        for chunk in iter(read, b""):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    stat = path.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
