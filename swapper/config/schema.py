@@ -194,7 +194,7 @@ class WindowEntry(Section):
     suspend: tuple[Text, ...] = ()
     slack_ms: Ms = Field(default=600_000, alias="slack")
     on_missed: Literal["run_once", "skip"] = "run_once"
-    on_overrun: Literal["kill", "warn"] = "kill"
+    on_overrun: Literal["kill", "extend"] = "kill"
 
 
 class Patience(Section):
