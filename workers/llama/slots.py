@@ -103,18 +103,20 @@ class SlotFolder:
             return "the machine went down before its digest was written, so the file is not to be trusted"
         return refusal(manifest, now)
 
-    def damage(self, manifest: Manifest) -> str | None:
-        """Why the file is not what was saved, by its digest (remembered as long as the file is untouched)."""
-        path = self.path / manifest.snapshot
+    def damage(self, name: str) -> str | None:
+        """Why a file is not what was saved, by its digest (remembered as long as the file is untouched)."""
+        path, manifest = self.path / name, self.manifest(name)
+        if manifest is None:
+            return "its manifest is gone"
         try:
             stamp = _stamp(path)
-            if manifest.digest is None or self._verified.get(manifest.snapshot) == stamp:
+            if manifest.digest is None or self._verified.get(name) == stamp:
                 return None
             if file_digest(path) != manifest.digest:
                 return "its file was damaged since the save (the digest differs)"
         except OSError as error:
             return f"its file cannot be read: {error.strerror}"
-        self._verified[manifest.snapshot] = stamp
+        self._verified[name] = stamp
         return None
 
     def remove(self, name: str) -> None:

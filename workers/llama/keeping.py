@@ -1,0 +1,130 @@
+"""The snapshots of one router: what was saved since the last load, which digests are under way, what may go.
+
+Invariant: nothing slow happens on the way of a swap: digests are computed behind a save and read ahead during a
+load, old files are removed after the release. Snapshots that were never restored go only by age or budget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import structlog
+
+from swapper.errors import BackendError
+from swapper.snapshots.manifest import Fingerprint, Manifest
+from workers.backend import SnapshotInfo
+from workers.llama.slots import Keep, SlotFolder
+
+_READ_AHEAD = 8
+_log = structlog.stdlib.get_logger("workers.llama")
+
+
+@dataclass(slots=True)
+class _Visit:
+    """Saves of one tenant since it was loaded; `open` are those begun and not finished."""
+
+    saved: set[str] = field(default_factory=set[str])
+    open: set[str] = field(default_factory=set[str])
+
+
+class Keeper:
+    """The asynchronous face of a SlotFolder."""
+
+    def __init__(self, folder: SlotFolder, keep: Keep, now_ms: Callable[[], int]) -> None:
+        self.folder = folder
+        self._keep = keep
+        self._now_ms = now_ms
+        self._visits: dict[str, _Visit] = {}
+        self._settling: dict[str, asyncio.Task[None]] = {}
+        self._checking: dict[str, asyncio.Task[str | None]] = {}
+        self._tidying: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """Finish what is under way."""
+        await asyncio.gather(*self._settling.values(), *self._checking.values(), *self._tidying, return_exceptions=True)
+
+    def begin(self, tenant: str, name: str) -> None:
+        """A save starts; raises BackendError when the disk is too full for any."""
+        self.folder.check_space(self._keep)
+        self._visits.setdefault(tenant, _Visit()).open.add(name)
+
+    async def drop(self, tenant: str, name: str) -> None:
+        """A save came to nothing that is worth keeping."""
+        await asyncio.to_thread(self.folder.remove, name)
+        self._visits[tenant].open.discard(name)
+
+    def finish(self, manifest: Manifest) -> None:
+        """A save is complete: write its manifest, then compute the digest in the background."""
+        self.folder.seal(manifest)
+        visit = self._visits[manifest.tenant]
+        visit.open.discard(manifest.snapshot)
+        visit.saved.add(manifest.snapshot)
+        task = asyncio.create_task(asyncio.to_thread(self.folder.settle, manifest), name=f"digest {manifest.snapshot}")
+        self._settling[manifest.snapshot] = task
+        task.add_done_callback(lambda ended: self._settled(manifest.snapshot, ended))
+
+    def _settled(self, name: str, task: asyncio.Task[None]) -> None:
+        self._settling.pop(name, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.warning("no digest could be written", snapshot=name, error=str(error))
+
+    def tidy(self, tenant: str) -> None:
+        """The tenant is released: in the background, clear away failed saves, what new saves replaced, what is old."""
+        visit = self._visits.pop(tenant, _Visit())
+        task = asyncio.create_task(asyncio.to_thread(self._tidy, tenant, visit), name=f"tidy {tenant}")
+        self._tidying.add(task)
+        task.add_done_callback(self._tidying.discard)
+
+    def _tidy(self, tenant: str, visit: _Visit) -> None:
+        try:
+            for name in visit.open:  # its writer is gone now
+                self.folder.remove(name)
+            replaced = [] if visit.open else self.folder.supersede(tenant, visit.saved)
+            removed = replaced + self.folder.prune(self._keep, self._now_ms())
+            if removed:
+                _log.info("snapshots removed", tenant=tenant, snapshots=removed)
+        except OSError as error:
+            _log.warning("old snapshots could not be removed", folder=str(self.folder.path), error=str(error))
+
+    def read_ahead(self, tenant: str) -> None:
+        """Begin to check the digests of the newest snapshots, so that a restore finds them known."""
+        for manifest in self.folder.manifests(tenant)[:_READ_AHEAD]:
+            self._check(manifest.snapshot)
+
+    async def listing(self, tenant: str, now: Fingerprint) -> tuple[SnapshotInfo, ...]:
+        """All snapshots of a tenant, newest first, judged by size and fingerprint."""
+        if self._tidying:
+            await asyncio.wait(self._tidying)
+        return await asyncio.to_thread(self._listing, tenant, now)
+
+    def _listing(self, tenant: str, now: Fingerprint) -> tuple[SnapshotInfo, ...]:
+        return tuple(
+            SnapshotInfo(m.snapshot, m.slot, m.tokens, m.bytes, m.saved_ms, m.strategy, self.folder.problem(m, now))
+            for m in self.folder.manifests(tenant)
+        )
+
+    async def problem(self, manifest: Manifest, now: Fingerprint) -> str | None:
+        """Why a snapshot must not be restored: size, fingerprint, digest."""
+        return self.folder.problem(manifest, now) or await self._check(manifest.snapshot)
+
+    def restored(self, name: str) -> None:
+        """Note in the manifest that the conversation is back in a slot, so that its next save may replace this one."""
+        current = self.folder.manifest(name)
+        if current is None:
+            raise BackendError(f"the manifest of {name} vanished while it was restored")
+        self.folder.write(replace(current, restored_ms=self._now_ms()))
+
+    def _check(self, name: str) -> asyncio.Task[str | None]:
+        if name not in self._checking:
+            task = asyncio.create_task(self._damage(name), name=f"check {name}")
+            task.add_done_callback(lambda _: self._checking.pop(name, None))
+            self._checking[name] = task
+        return self._checking[name]
+
+    async def _damage(self, name: str) -> str | None:
+        settling = self._settling.get(name)
+        if settling is not None:
+            await asyncio.wait({settling})
+        return await asyncio.to_thread(self.folder.damage, name)

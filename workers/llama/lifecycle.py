@@ -1,0 +1,188 @@
+"""Waiting for a model to come and to go: asked for once, then watched in `/models` and among the processes.
+
+Invariant: an answer of 200 to a load or an unload means nothing; the end is what `/models` shows and, for an
+unload, that the child's process is gone. Between two looks passes an event of the router or at most 20 ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from swapper.errors import BackendDown, BackendError, BackendRefused
+from workers.backend import TenantState
+from workers.llama.child import Child, gone
+from workers.llama.events import RouterEvents
+from workers.llama.fingerprint import Args
+from workers.llama.http import Model, RouterHttp
+
+T = TypeVar("T")
+
+_POLL_S = 0.02
+_AFTER_KILL_S = 15.0  # the router's own stop-timeout is 10 s by default
+_LOG_READ, _LOG_SHOWN = 400, 12
+
+
+class Control(Protocol):
+    """What starts and stops the router's process, where we own it."""
+
+    async def ensure(self) -> None:
+        """Adopt or start the process."""
+        ...
+
+    def log_tail(self, n: int) -> list[str] | None:
+        """The last `n` lines of its log; None where the log is not ours."""
+        ...
+
+    async def restart(self) -> None:
+        """End the process and start it again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds without any sign of progress after which a verb gives up (`admit_s`: the router keeps saying `limit`)."""
+
+    load_s: float = 600.0
+    save_s: float = 120.0
+    restore_s: float = 300.0
+    answer_s: float = 120.0
+    admit_s: float = 60.0
+
+
+def state_of(model: Model | None) -> TenantState:
+    """What /models says of a model; one that it does not list is FAILED, since nothing can be done with it."""
+    if model is None:
+        return TenantState.FAILED
+    match model.status.value:
+        case "loaded":
+            return TenantState.LOADED
+        case "loading":
+            return TenantState.LOADING
+        case "sleeping":
+            return TenantState.SLEEPING
+        case _:
+            return TenantState.FAILED if model.status.failed else TenantState.UNLOADED
+
+
+def port_of(model: Model) -> str:
+    """The port of its child; `0` or the last one while it does not run."""
+    return Args.of(model.status.args).last("--port", default="0")
+
+
+class Lifecycle:
+    """Loads and unloads on one router."""
+
+    def __init__(self, http: RouterHttp, events: RouterEvents, control: Control | None, limits: Limits) -> None:
+        self._http = http
+        self._events = events
+        self._control = control
+        self._limits = limits
+
+    async def unload(self, name: str, child: Child | None, limit_s: float) -> None:
+        """Unload and wait until the child is gone; it is killed after `limit_s`. Raises BackendError if it stays."""
+        self._events.open()
+        try:
+            await self._http.unload(name)
+        except BackendRefused as refused:
+            if "not running" not in str(refused):
+                raise
+        except BackendDown:
+            if child is None and self._control is None:
+                raise
+        deadline, forced = time.monotonic() + limit_s, False
+        while True:
+            seq = self._events.seq
+            unloaded = await self._unloaded(name)
+            # A router that is dead or hangs says nothing: then the child itself decides, where we see one.
+            if unloaded if child is None else (unloaded is not False and await gone(child, timeout_s=_POLL_S)):
+                return
+            if time.monotonic() > deadline:
+                if forced:
+                    raise BackendError(f"{name} is still there after its unload, and nothing here can end its process")
+                await self._force(child, silent=unloaded is None)
+                deadline, forced = deadline + _AFTER_KILL_S, True
+            await self._events.after(seq, _POLL_S)
+
+    async def _unloaded(self, name: str) -> bool | None:
+        """Whether /models shows it gone; None when the router does not answer."""
+        try:
+            return not state_of((await self._http.models()).get(name)).holds_vram
+        except BackendDown:
+            return None
+
+    async def _force(self, child: Child | None, *, silent: bool) -> None:
+        if child is not None:
+            child.kill()
+        elif silent and self._control is not None:
+            await self._control.restart()
+
+    async def load(self, name: str) -> Model:
+        """Load and wait for `loaded`, as long as there is progress. Raises BackendError with the server's reason."""
+        self._events.open()
+        await self._ask_to_load(name)
+        return await self.loaded(name)
+
+    async def _ask_to_load(self, name: str) -> None:
+        deadline = time.monotonic() + self._limits.admit_s
+        while True:
+            seq = self._events.seq
+            try:
+                return await self._http.load(name)
+            except BackendRefused as refused:
+                if "already running" in str(refused):
+                    return
+                if "limit reached" not in str(refused) or time.monotonic() > deadline:
+                    raise
+            await self._events.after(seq, _POLL_S)
+
+    async def loaded(self, name: str) -> Model:
+        """Wait until a model that is being loaded is there."""
+        heard, quiet_since = self._events.seq, time.monotonic()
+        while True:
+            seq = self._events.seq
+            if seq != heard:
+                heard, quiet_since = seq, time.monotonic()
+            model = (await self._http.models()).get(name)
+            match state_of(model):
+                case TenantState.LOADED | TenantState.SLEEPING if model is not None:
+                    return model
+                case TenantState.LOADING:
+                    if time.monotonic() - quiet_since > self._limits.load_s:
+                        raise BackendDown(f"{name} makes no progress in loading for {self._limits.load_s:.0f} s")
+                case _:
+                    raise BackendError(self._why_not(name, model))
+            await self._events.after(seq, _POLL_S)
+
+    def _why_not(self, name: str, model: Model | None) -> str:
+        if model is None:
+            return f"the router dropped {name} from its list while it was loading"
+        if not model.status.failed:
+            return f"{name} was unloaded by somebody else while it was loading"
+        text = f"llama-server could not load {name} (exit code {model.status.exit_code})"
+        mark = f"[{port_of(model)}]"
+        tail = self._control.log_tail(_LOG_READ) if self._control is not None else None
+        if tail is None:
+            return f"{text}; the reason is in the router's own log, in the lines that begin with {mark}"
+        lines = [line.removeprefix(mark).strip() for line in tail if line.startswith(mark)]
+        return f"{text}: " + "\n".join((lines or tail)[-_LOG_SHOWN:])
+
+
+async def patiently(
+    call: Coroutine[None, None, T], what: str, limit_s: float, progress: Callable[[], object] = lambda: None
+) -> T:
+    """Await a call for as long as `progress` changes; raises BackendDown once it stood still for `limit_s`."""
+    task = asyncio.create_task(call, name=what)
+    before: object = None
+    try:
+        while not (await asyncio.wait({task}, timeout=limit_s))[0]:
+            now = progress()
+            if now == before:
+                raise BackendDown(f"{what}: no answer from llama-server and no progress for {limit_s:.0f} s")
+            before = now
+        return task.result()
+    finally:
+        task.cancel()
