@@ -32,8 +32,9 @@ LIBRARY = "swapper_1"
 
 
 def library_source() -> str:
-    """The text of library.lua, as `FUNCTION LOAD` wants it."""
-    return resources.files("swapper.store").joinpath("library.lua").read_text(encoding="utf-8")
+    """The library's text, as `FUNCTION LOAD` wants it: library.lua, then views.lua."""
+    room = resources.files("swapper.store")
+    return "\n".join(room.joinpath(name).read_text(encoding="utf-8") for name in ("library.lua", "views.lua"))
 
 
 class Functions:

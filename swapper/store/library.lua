@@ -1,6 +1,7 @@
 #!lua name=swapper_1
 --[[
-The store's one function library: every write of the store is one call of one function here, and is atomic.
+The store's one function library: every write of the store is one call of one function here, and is atomic. What
+only reads is in views.lua, loaded with it.
 
 Invariant: a function checks everything first and writes afterwards, so that it changes all it says or nothing. The
 library never chooses (no function picks a lease or a card) and never re-encodes a document it was given.
@@ -20,7 +21,7 @@ Keys. Everything lives under one prefix P with a hash tag, `{swapper}` by defaul
   P:idem:N:OWNER:K  hash lease, digest, until: an Idempotency-Key (N = length of OWNER), gone after 24 h
   P:cards           hash name -> Card document              P:versions   hash name -> version
   P:holds           hash name -> ids of the leases that hold or prepare the card, a space between two
-  P:swap:ID         hash doc, card, v                       P:swaps      zset: order of birth, 1,000 kept
+  P:swap:ID         hash doc, card, v                       P:swaps      zset: order of birth (P:births), 1,000 kept
   P:gates           hash tenant -> `EPOCH:0|1`              P:token      the one counter of tokens
   P:gateways        zset: when each membership ends, ms     P:demand     hash gateway -> its Demand records, a document
   P:inputs          stream for the coordinator: r = a Report document, or w = look again
@@ -31,7 +32,7 @@ Numbers that may exceed 2^53 (tokens) stay strings; the rest are exact in a doub
 the server's TIME. The after-image of a lease leaves out expires_ms and progress, which heartbeats move silently.
 ]]
 
-local EVENTS, INPUTS, OUTBOX, FINALS, SWAPS, HEADS = '10000', '10000', '1000', 10000, 1000, 256
+local EVENTS, INPUTS, OUTBOX, FINALS, SWAPS = '10000', '10000', '1000', 10000, 1000
 local DAY_MS, CLASS_STEP = 86400000, 17592186044416
 
 -- from -> to; a state absent on the left is final.
@@ -263,7 +264,7 @@ local function write_documents(p, c)
     redis.call('HSET', key, 'doc', swap.doc, 'card', swap.card)
     local version = int(redis.call('HINCRBY', key, 'v', 1))
     if version == '1' then
-      redis.call('ZADD', p .. ':swaps', int(redis.call('INCR', p .. ':seq')), swap.id)
+      redis.call('ZADD', p .. ':swaps', int(redis.call('INCR', p .. ':births')), swap.id)
       for _, old in ipairs(redis.call('ZRANGE', p .. ':swaps', 0, -(SWAPS + 1))) do
         redis.call('DEL', p .. ':swap:' .. old)
         redis.call('ZREM', p .. ':swaps', old)
@@ -308,91 +309,6 @@ local function commit(keys, a)
   return { 'ok' }
 end
 
--- The leases a decision may need: held, named by a card, heads of each queue, timed, past their deadline.
-local function wanted_leases(p, now)
-  local ids, seen = {}, {}
-  local function add(list)
-    for _, id in ipairs(list) do
-      if not seen[id] then
-        seen[id] = true
-        ids[#ids + 1] = id
-      end
-    end
-  end
-  add(redis.call('ZRANGE', p .. ':held', 0, -1))
-  for _, holds in ipairs(redis.call('HVALS', p .. ':holds')) do
-    for id in string.gmatch(holds, '[^ ]+') do add({ id }) end
-  end
-  -- Those whose time is still ahead do not use up the heads.
-  local ahead = math.min(redis.call('ZCOUNT', p .. ':timed', '(' .. int(now), '+inf'), 4096)
-  add(redis.call('ZRANGE', p .. ':timed', 0, HEADS - 1))
-  for _, card in ipairs(redis.call('SMEMBERS', p .. ':queues')) do
-    local heads, taken = redis.call('ZRANGE', p .. ':queue:' .. card, 0, HEADS + ahead - 1), 0
-    for _, id in ipairs(heads) do
-      if taken == HEADS then break end
-      local start = ahead > 0 and redis.call('ZSCORE', p .. ':timed', id)
-      if not start or tonumber(start) <= now then
-        taken = taken + 1
-        add({ id })
-      end
-    end
-  end
-  add(redis.call('ZRANGEBYSCORE', p .. ':deadlines', '-inf', int(now), 'LIMIT', 0, 1000))
-  return ids
-end
-
--- The earliest time still ahead at which something is due, '' for none.
-local function next_due(p, now)
-  local due = nil
-  for _, key in ipairs({ ':ends', ':deadlines', ':timed', ':gateways' }) do
-    local first = redis.call('ZRANGEBYSCORE', p .. key, '(' .. int(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
-    if first[2] and (due == nil or tonumber(first[2]) < due) then due = tonumber(first[2]) end
-  end
-  return due and int(due) or ''
-end
-
--- now -> now, cards, leases, queued, next due, gateways, demand documents, gates
-local function read(keys, a)
-  local p, now = keys[1], clock(a[1])
-  local leases, demand = {}, {}
-  for _, id in ipairs(wanted_leases(p, now)) do
-    local lease = flat(p, id)
-    if #lease > 0 then leases[#leases + 1] = lease end
-  end
-  local gateways = redis.call('ZRANGEBYSCORE', p .. ':gateways', '(' .. int(now), '+inf')
-  for _, gateway in ipairs(gateways) do demand[#demand + 1] = redis.call('HGET', p .. ':demand', gateway) or '[]' end
-  return {
-    int(now), redis.call('HVALS', p .. ':cards'), leases, int(redis.call('ZCARD', p .. ':queue')), next_due(p, now),
-    gateways, demand, redis.call('HGETALL', p .. ':gates'),
-  }
-end
-
--- state card owner limit before (a seq, exclusive; '' = newest) -> where the scan stopped ('' = at the end), leases
-local function list(keys, a)
-  local p, found, limit, last = keys[1], {}, tonumber(a[4]), ''
-  local below = a[5] == '' and '+inf' or '(' .. a[5]
-  local page = redis.call('ZREVRANGEBYSCORE', p .. ':leases', below, '-inf', 'WITHSCORES', 'LIMIT', 0, 1000)
-  for i = 1, #page, 2 do
-    if #found == limit then return { last, found } end
-    last = page[i + 1]
-    local lease = redis.call('HMGET', p .. ':lease:' .. page[i], 'state', 'card', 'owner')
-    local fits = (a[1] == '' or a[1] == lease[1]) and (a[2] == '' or a[2] == lease[2])
-    if fits and (a[3] == '' or a[3] == lease[3]) then found[#found + 1] = flat(p, page[i]) end
-  end
-  return { #page == 2000 and last or '', found }
-end
-
--- limit card ('' = every) -> documents, newest first
-local function swaps(keys, a)
-  local p, found = keys[1], {}
-  for _, id in ipairs(redis.call('ZREVRANGE', p .. ':swaps', 0, -1)) do
-    if #found == tonumber(a[1]) then break end
-    local swap = redis.call('HMGET', p .. ':swap:' .. id, 'doc', 'card')
-    if swap[1] and (a[2] == '' or a[2] == swap[2]) then found[#found + 1] = swap[1] end
-  end
-  return found
-end
-
 -- now -> the token, a string: higher than any before and than the second's floor
 local function draw_token(keys, a)
   local key = keys[1] .. ':token'
@@ -434,10 +350,6 @@ local function leave(keys, a)
   return 'ok'
 end
 
-local function reading(name, callback)
-  redis.register_function({ function_name = name, callback = callback, flags = { 'no-writes' } })
-end
-
 redis.register_function('swapper_1_enqueue', enqueue)
 redis.register_function('swapper_1_heartbeat', heartbeat)
 redis.register_function('swapper_1_finish', finish)
@@ -446,6 +358,3 @@ redis.register_function('swapper_1_draw_token', draw_token)
 redis.register_function('swapper_1_raise_token', raise_token)
 redis.register_function('swapper_1_beat', beat)
 redis.register_function('swapper_1_leave', leave)
-reading('swapper_1_read', read)
-reading('swapper_1_list', list)
-reading('swapper_1_swaps', swaps)

@@ -26,6 +26,7 @@ from swapper.store.protocol import Inputs, StoredCommand, StoredEvent
 CALL_TIMEOUT_S = 5.0
 """How long a call may take before the store counts as down."""
 _MARGIN_S = 5.0
+_CALLS, _READS = 16, 10_000
 _READ_COUNT = 500
 _SCHEMES = ("redis://", "rediss://", "unix://")
 _TROUBLE = {
@@ -69,6 +70,7 @@ class RedisStore(Functions):
         self._reads = reads
         self._prefix = prefix
         self._where = where
+        self._turns = asyncio.Semaphore(_CALLS)
 
     @classmethod
     async def open(cls, url: str, *, prefix: str = "{swapper}") -> Self:
@@ -79,8 +81,8 @@ class RedisStore(Functions):
         if not url.startswith(_SCHEMES):
             raise ConfigError([f"redis: {without_secret(url)!r} is not a redis://, rediss:// or unix:// address"])
         try:
-            calls = _client(url, CALL_TIMEOUT_S)
-            reads = _client(url, None)
+            calls = _client(url, CALL_TIMEOUT_S, _CALLS)
+            reads = _client(url, None, _READS)
         except ValueError as error:
             raise ConfigError([f"redis: {without_secret(url)!r}: {error}"]) from error
         store = cls(calls, reads, prefix=prefix, where=without_secret(url))
@@ -128,7 +130,9 @@ class RedisStore(Functions):
 
     async def _do(self, *command: str | int) -> Reply:
         with _as_store_down(self._where):
-            return await self._calls.execute_command(*command)
+            # The pool is unfair and raises when it is empty; the semaphore lets callers in by arrival.
+            async with self._turns:
+                return await self._calls.execute_command(*command)
 
     async def lease(self, lease_id: str) -> Lease | None:
         """One lease, final ones included while they are retained."""
@@ -206,7 +210,7 @@ def _as_store_down(where: str) -> Generator[None]:
         yield
     except (TimeoutError, rex.TimeoutError) as error:
         raise StoreDown(f"the store at {where} did not answer in time") from error
-    except (rex.ConnectionError, rex.ResponseError, OSError) as error:
+    except (rex.ConnectionError, rex.InvalidResponse, rex.ResponseError, OSError) as error:
         text = str(error)
         for code, meaning in _TROUBLE.items():
             if text.startswith(code) or isinstance(error, _CLASSES.get(code, ())):
@@ -228,11 +232,12 @@ _CLASSES: dict[str, tuple[type[Exception], ...]] = {
 }
 
 
-def _client(url: str, timeout_s: float | None) -> Client:
+def _client(url: str, timeout_s: float | None, connections: int) -> Client:
     made = cast("Any", aioredis.Redis).from_url(
         url,
         socket_timeout=timeout_s,
         socket_connect_timeout=CALL_TIMEOUT_S,
+        max_connections=connections,
         decode_responses=True,
         protocol=2,
         retry=Retry(NoBackoff(), 0),
