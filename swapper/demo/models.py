@@ -230,9 +230,7 @@ def _add_layer(model: _Model, shape: ModelShape, layer: int) -> None:
         model.noise(block + "shortconv.in_proj.weight", 3 * width, width)
         model.noise(block + "shortconv.out_proj.weight", width, width)
     else:
-        sharp = (
-            3 * width**-0.5
-        )  # attention that looks at something, so that an answer depends on what was said
+        sharp = 3 * width**-0.5  # attention that looks at something, so that an answer depends on what was said
         model.noise(block + "attn_q.weight", width, width, scale=sharp)
         model.noise(block + "attn_k.weight", kv_width, width, scale=sharp)
         model.noise(block + "attn_v.weight", kv_width, width)
