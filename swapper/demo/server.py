@@ -9,9 +9,7 @@ processor with AVX2; preloaded, it takes that part's place, in the router and in
 
 from __future__ import annotations
 
-import functools
 import importlib.util
-import operator
 import os
 import platform
 import shutil
@@ -101,8 +99,11 @@ def _processor_flags() -> frozenset[str]:
         lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
     except OSError:
         return frozenset()
-    per_processor = [frozenset(line.partition(":")[2].split()) for line in lines if line.startswith("flags")]
-    return functools.reduce(operator.and_, per_processor, per_processor[0]) if per_processor else frozenset()
+    per_processor = [line.partition(":")[2].split() for line in lines if line.startswith("flags")]
+    common = set(per_processor[0]) if per_processor else set[str]()
+    for flags in per_processor:
+        common &= set(flags)
+    return frozenset(common)
 
 
 def _missing() -> str:
