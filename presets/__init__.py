@@ -11,7 +11,7 @@ from pathlib import Path
 
 from presets.finding import Finding, Level
 from presets.ini import Entry, Ini, IniSection, canonical_model, parse
-from presets.losses import losses, router_losses
+from presets.losses import losses, model_losses, router_losses
 from presets.options import ModelOptions, RouterOptions, Setting, effective, from_child_args
 
 CHAT_INI = "chat.ini"
@@ -42,6 +42,7 @@ __all__ = [
     "effective",
     "from_child_args",
     "losses",
+    "model_losses",
     "parse",
     "path",
     "router_losses",

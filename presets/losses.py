@@ -23,14 +23,30 @@ def losses(
 ) -> list[Finding]:
     """Everything about `options` and `router` (None: not known) with which a handover loses conversations.
 
+    Arguments as in `model_losses`.
+    """
+    found = router_losses(router) if router is not None else []
+    return found + model_losses(options, router, slot_dir=slot_dir, folder=folder, path_map=path_map)
+
+
+def model_losses(
+    options: ModelOptions,
+    router: RouterOptions | None = None,
+    *,
+    slot_dir: Path | None = None,
+    folder: Path | None = None,
+    path_map: Mapping[str, str] | None = None,
+) -> list[Finding]:
+    """The part of `losses` that concerns the one model.
+
     `slot_dir` is the folder swapper was told, `folder` the router's working folder, for a relative slot-save-path.
     `path_map` maps folders as the server sees them to folders as swapper sees them.
     """
-    found = [*_slot_folder(options, slot_dir, folder, path_map or {}), *_model(options)]
-    if router is not None:
-        found += router_losses(router)
-    found += _startup(options, router)
-    return found
+    return [
+        *_slot_folder(options, slot_dir, folder, path_map or {}),
+        *_model(options),
+        *_startup(options, router),
+    ]
 
 
 def router_losses(router: RouterOptions) -> list[Finding]:

@@ -21,7 +21,7 @@ from presets import (
     RouterOptions,
     effective,
     from_child_args,
-    losses,
+    model_losses,
     parse,
     router_losses,
 )
@@ -86,23 +86,17 @@ def advise_live(
     entry = config.tenants[server]
     known = {str(one.get("id")): one for one in models}
     names = {alias: model for model, one in known.items() for alias in _strings(one.get("aliases"))}
-    found = [Advice(server, finding) for finding in router_losses(RouterOptions.from_props(props))]
     router = RouterOptions.from_props(props)
-    for model in _kept(entry):
+    found = [Advice(server, finding) for finding in router_losses(router)]
+    for model in entry.models:
         name = model if model in known else names.get(model)
         if name is None:
             found.append(Advice(server, _absent(model, list(known), "the running router has no such model")))
             continue
         status = known[name].get("status")
         args = cast("Mapping[str, object]", status).get("args") if isinstance(status, Mapping) else None
-        options = from_child_args(_strings(args))
-        said = losses(options, None, slot_dir=_slot_dir(entry), path_map=entry.path_map)
-        found += [Advice(server, finding) for finding in _once(said, router)]
+        found += _losses(config, server, from_child_args(_strings(args)), None)
     return found
-
-
-def _once(found: list[Finding], router: RouterOptions) -> list[Finding]:
-    return [one for one in found if not (one.code == "load-on-startup" and router.models_max == 0)]
 
 
 def _server(config: Config, server: str, environ: Mapping[str, str]) -> Iterator[Advice]:
@@ -127,13 +121,15 @@ def _server(config: Config, server: str, environ: Mapping[str, str]) -> Iterator
             yield from _losses(config, server, options, router, str(path))
 
 
-def _losses(config: Config, server: str, options: ModelOptions, router: RouterOptions, file: str) -> Iterator[Advice]:
+def _losses(
+    config: Config, server: str, options: ModelOptions, router: RouterOptions | None, file: str | None = None
+) -> Iterator[Advice]:
     entry = config.tenants[server]
-    found = losses(options, router, slot_dir=_slot_dir(entry), folder=config.folder, path_map=entry.path_map)
-    already = {finding.code for finding in router_losses(router)}
     kept = entry.snapshots.strategy != "off"
-    for finding in found:
-        if finding.code not in already and (kept or finding.code in ("load-on-startup", "no-metrics")):
+    slot_dir = entry.slot_dir if kept else None
+    folder = config.folder if entry.control == "command" else None
+    for finding in model_losses(options, router, slot_dir=slot_dir, folder=folder, path_map=entry.path_map):
+        if kept or finding.code in ("load-on-startup", "no-metrics"):
             yield Advice(server, finding, file)
 
 
@@ -157,14 +153,6 @@ def _command_path(config: Config, entry: TenantEntry, option: str) -> Path | Non
     if option not in words or words.index(option) + 1 >= len(words):
         return None
     return config.folder / words[words.index(option) + 1]
-
-
-def _slot_dir(entry: TenantEntry) -> Path | None:
-    return entry.slot_dir if entry.snapshots.strategy != "off" else None
-
-
-def _kept(entry: TenantEntry) -> tuple[str, ...]:
-    return tuple(entry.models)
 
 
 def _inherited(entry: TenantEntry, environ: Mapping[str, str]) -> Mapping[str, str]:

@@ -168,6 +168,7 @@ def _notices(document: Document, source: Source) -> Iterator[Said]:
     for key in ("overhead", "patience"):
         if key in policy:
             yield ("policy", key), "is kept, but this version orders by class and then by arrival"
+    yield from _defaults(document)
     for name, entry in document.tenants.items():
         loc: Loc = ("tenants", name, "snapshots")
         if entry.snapshots.sweep:
@@ -175,3 +176,20 @@ def _notices(document: Document, source: Source) -> Iterator[Said]:
         for model, one in entry.models.items():
             if one.ttl_ms is not None:
                 yield ("tenants", name, "models", model, "ttl"), "this version does not unload idle models"
+
+
+def _defaults(document: Document) -> Iterator[Said]:
+    """Defaults are loaded at start when they fit, in the file's order: say which will not."""
+    for card_name, card in document.cards.items():
+        room = (card.vram_mib or 0) - card.reserve_mib
+        taken = 0
+        for server, entry in document.tenants.items():
+            for model, one in entry.models.items():
+                if entry.card != card_name or not one.default or one.vram_mib is None:
+                    continue
+                need = one.vram_mib if isinstance(one.vram_mib, int) else room
+                if taken + need > room:
+                    said = f"does not fit beside the other defaults of {card_name} ({show_mib(room - taken)} left)"
+                    yield ("tenants", server, "models", model, "default"), f"{said}; it waits for its first call"
+                else:
+                    taken += need
