@@ -7,7 +7,8 @@ admitted before the store's gates were read, nor once the membership lapsed. Sur
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
@@ -62,6 +63,14 @@ class _Record:
         self.answers: dict[tuple[int, int], Report | None] = {}
 
 
+@dataclass(frozen=True, slots=True)
+class _OnceDrained:
+    """The answer of a command whose end is that nothing of its tenant is in flight any more."""
+
+    tenant: str
+    data: Mapping[str, object]
+
+
 class Member:
     """The shell of one gateway process. `clock` is Admission's (monotonic ms).
 
@@ -85,7 +94,7 @@ class Member:
         self._dirty = asyncio.Event()
         self._joined = asyncio.Event()
         self._loops: list[asyncio.Task[None]] = []
-        self._pending: set[asyncio.Task[None]] = set()
+        self._pending: dict[asyncio.Task[None], str | None] = {}
         admission.on_change = self._dirty.set
 
     async def start(self) -> None:
@@ -190,7 +199,7 @@ class Member:
 
     async def _handle(self, command: Command) -> None:
         if command.token == 0:
-            self._heed(command)
+            self._execute(command)  # a word outside any swap: epochs order it and nobody waits for an answer
             return
         record = self._records.setdefault((command.card, command.tenant), _Record())
         identity = (command.token, command.n)
@@ -206,21 +215,17 @@ class Member:
             record.answers.clear()
         record.mark = identity
         record.answers[identity] = None
-        later = self._execute(command)
-        if isinstance(later, Report):
-            record.answers[identity] = later
-            await self._send(later)
+        outcome = self._execute(command)
+        if isinstance(outcome, Report):
+            record.answers[identity] = outcome
+            await self._send(outcome)
         else:
-            self._spawn(self._finish(record, identity, later))
+            task = asyncio.create_task(self._finish(record, command, outcome))
+            self._pending[task] = command.tenant
+            task.add_done_callback(self._pending.pop)
 
-    def _heed(self, command: Command) -> None:
-        """A word outside any swap: epochs order it and nobody waits for an answer."""
-        later = self._execute(command)
-        if not isinstance(later, Report):
-            later.close()
-
-    def _execute(self, command: Command) -> Report | Coroutine[None, None, Report]:
-        """Do what the command says now; a coroutine where its end must be awaited."""
+    def _execute(self, command: Command) -> Report | _OnceDrained:
+        """Do what the command says, and what is to be answered, now or once drained."""
         tenant, epoch = command.tenant, command.args.get("epoch")
         if tenant is None or not isinstance(epoch, int):
             return _answer(command, "failed", f"a gateway needs a tenant and an epoch for '{command.verb}'")
@@ -229,25 +234,25 @@ class Member:
                 self.proofs.forget(tenant)
                 return _answer(command, "ok", data={"in_flight": self._admission.close(tenant, epoch)})
             case Step.DRAIN:
-                return self._drained(command, tenant, {})
+                return _OnceDrained(tenant, {})
             case "cut":
                 cut = self._admission.cut(tenant, str(command.args.get("reason") or "the card is needed elsewhere"))
-                return self._drained(command, tenant, {"ended": cut.ended, "requeued": cut.requeued})
+                return _OnceDrained(tenant, {"ended": cut.ended, "requeued": cut.requeued})
             case Step.OPEN:
                 swap = str(command.args.get("swap") or "")
                 self.proofs.expect(tenant, command.card, swap, read_unproved(command.args.get("unproved")))
                 if not self._admission.open(tenant, epoch, swap or None):
                     return _answer(command, "refused", f"epoch {epoch} is older than the gate's")
+                for task in [task for task, of in self._pending.items() if of == tenant]:
+                    task.cancel()  # nobody waits any more for the drain that this ends
                 return _answer(command, "ok")
             case _:
                 return _answer(command, "failed", f"a gateway does not know '{command.verb}'")
 
-    async def _drained(self, command: Command, tenant: str, data: dict[str, object]) -> Report:
-        await self._admission.drained(tenant)
-        return _answer(command, "ok", data=data)
-
-    async def _finish(self, record: _Record, identity: tuple[int, int], later: Coroutine[None, None, Report]) -> None:
-        answer = await later
+    async def _finish(self, record: _Record, command: Command, outcome: _OnceDrained) -> None:
+        await self._admission.drained(outcome.tenant)
+        answer = _answer(command, "ok", data=outcome.data)
+        identity = (command.token, command.n)
         if identity in record.answers:
             record.answers[identity] = answer
         await self._send(answer)
@@ -267,13 +272,10 @@ class Member:
             Report(self.executor, finding.card, finding.tenant, 0, 0, "proof", "ok", data=dict(finding.data))
         )
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._pending.add(task)
-        task.add_done_callback(self._pending.discard)
 
-
-def _answer(command: Command, outcome: str, detail: str | None = None, data: dict[str, object] | None = None) -> Report:
+def _answer(
+    command: Command, outcome: str, detail: str | None = None, data: Mapping[str, object] | None = None
+) -> Report:
     return Report(
         executor=command.executor,
         card=command.card,
