@@ -30,11 +30,9 @@ CARRIED_OVER: Mapping[str, str] = {
     "draft-max": "spec-draft-n-max = N",
     "draft-min": "spec-draft-n-min = N",
     "draft-n-min": "spec-draft-n-min = N",
-    "slots": "parallel = N (slots = true only shows them)",
     "n_parallel": "parallel = N",
     "gpu_layers": "n-gpu-layers = N",
     "n_gpu_layers": "n-gpu-layers = N",
-    "path": "model = FILE",
     "cmd": "one key for each option of the command, without dashes",
     "ttl": "sleep-idle-seconds = N, though under swapper a model is better unloaded than put to sleep",
 }
