@@ -49,6 +49,7 @@ class Coordinator:
         self._ended_token: dict[str, int] = {}
         self._after = "$"
         self._caught_up = False
+        self._world: World | None = None
         self.seen = Seen()
 
     async def run(self) -> None:
@@ -65,11 +66,13 @@ class Coordinator:
 
     async def _catch_up(self) -> None:
         """After a start or a gap: cards exist, leases get their grace, pending commands go out again."""
+        self._world = None
         self._after = (await self._store.inputs(after="$", block_ms=0)).last
-        world = await self._store.read()
+        world = await self._look()
         extension = machine.extend_after_gap(world)
         if extension is not None:
             await self._store.commit(extension)
+            self._world = None
         for name in self._spec.cards:
             await self._decide(lambda world, name=name: machine.resume(world, self._spec, _card(world, name)))
         self._caught_up = True
@@ -79,15 +82,22 @@ class Coordinator:
         """Wait for something to happen or to fall due, then bring every card to rest."""
         inputs = await self._store.inputs(after=self._after, block_ms=await self._patience())
         self._after = inputs.last
+        self._world = None
         for report in inputs.reports:
             await self._take(report)
         await self._settle()
 
     async def _patience(self) -> int:
-        world = await self._store.read()
+        world = await self._look()
         if world.next_due_ms is None:
             return LOOK_MS
         return min(max(world.next_due_ms - world.now_ms, 1), LOOK_MS)
+
+    async def _look(self) -> World:
+        """The store's view: read once a turn, and again after each of our commits."""
+        if self._world is None:
+            self._world = await self._store.read()
+        return self._world
 
     async def _take(self, report: Report) -> None:
         match report.verb:
@@ -116,7 +126,7 @@ class Coordinator:
 
     async def _refused(self, report: Report) -> None:
         """The agent's mark is higher than our token: the store was rolled back. Go on above the mark."""
-        world = await self._store.read()
+        world = await self._look()
         swap = _card(world, report.card).swap
         mark = report.data.get("mark")
         if swap is None or swap.token != report.token or not isinstance(mark, int):
@@ -152,7 +162,7 @@ class Coordinator:
         """Start the swap the policy chooses, if any, with a token drawn for it."""
         if self._spec.cards[name].host not in self.seen.hosts:
             return
-        world = await self._store.read()
+        world = await self._look()
         if self._choose(world, name) is None:
             return
         token = await self._store.draw_token()
@@ -178,10 +188,11 @@ class Coordinator:
     async def _decide(self, decide: Callable[[World], Commit | None]) -> bool:
         """Read, decide, commit; on a conflict again. True when something was written."""
         for _ in range(RETRIES):
-            world = await self._store.read()
+            world = await self._look()
             commit = decide(world)
             if commit is None:
                 return False
+            self._world = None
             if isinstance(await self._store.commit(commit), Committed):
                 self._remember(world, commit)
                 return True

@@ -94,7 +94,8 @@ def _serve(world: World, spec: Spec, card: Card, candidate: _Waiting) -> Choice 
     if card.return_to and candidate.tenant in card.return_to:
         arriving = _that_fit(world, spec, card, card.return_to)
         if candidate.tenant in arriving:
-            return Choice(cause, arriving=arriving, lease=card.return_lease)
+            returning = f"lease {card.return_lease}" if card.return_lease else "recovery"
+            return Choice(returning, arriving=arriving, lease=card.return_lease)
     leaving = _make_room(world, spec, card, spec.tenants[candidate.tenant].need_mib)
     return None if leaving is None else Choice(cause, leaving=leaving, arriving=(candidate.tenant,))
 

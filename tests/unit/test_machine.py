@@ -11,7 +11,7 @@ from tests.support.play import GIB, Play, spec, tenant
 MED = "llama/med"
 SMALL = "llama/small"
 SLOTS = [{"slot": 0, "tokens": 4000}, {"slot": 1, "tokens": 3900}]
-SAVED = {"tokens": 4000, "bytes": 64 << 20}
+SAVED: dict[str, object] = {"tokens": 4000, "bytes": 64 << 20}
 
 
 def offers(play: Play) -> list[dict[str, object]]:
@@ -121,7 +121,7 @@ def test_a_best_effort_save_that_fails_goes_on_and_is_said_to_be_cold() -> None:
     first, second = play.swap.pending
     play.answer(first, ok=False, detail="disk full")
     play.answer(play.swap.pending[-1], ok=False, detail="disk full")
-    play.answer(second, **SAVED)
+    play.answer(second, tokens=4000, bytes=64 << 20)
     play.run()
     assert play.lease("a").state is LeaseState.GRANTED
     lost, kept = play.log["sw_100"].conversations

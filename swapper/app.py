@@ -1,0 +1,265 @@
+"""Wires everything: the one file that knows everybody. `running(config)` is a whole swapper in this process.
+
+Invariant: parts are started in the order store, servers, agent, gateway, coordinator, HTTP, and stopped in the reverse
+order; stopping leaves the residents and the servers we started as they are, only the embedded store is shut down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import aiohttp
+import psutil
+import structlog
+from aiohttp import web
+
+from swapper import api
+from swapper.api import ApiContext
+from swapper.api.ids import new_id
+from swapper.config import Config
+from swapper.config.schema import TenantEntry
+from swapper.coordinator import Coordinator
+from swapper.core.types import Spec
+from swapper.errors import ConfigError
+from swapper.gateway import http as gateway
+from swapper.gateway.admission import Admission
+from swapper.gateway.context import GatewayContext, Limits, ModelInfo, Target
+from swapper.gateway.member import Member
+from swapper.store import embedded
+from swapper.store.redis import RedisStore
+from workers.agent import Agent
+from workers.backend import Backend
+from workers.control import Control
+from workers.control.attach import AttachControl
+from workers.control.command import CommandControl
+from workers.llama.router import LlamaRouter
+from workers.llama.slots import Keep
+from workers.marks import Marks
+from workers.vram.declared import Declared
+
+log = structlog.get_logger(__name__)
+
+PID_FILE = "serve.pid"
+MIB = 1024 * 1024
+SHUTDOWN_S = 2.0
+
+
+@dataclass(slots=True)
+class Running:
+    """A started swapper. `url` is where its API and gateway listen, `controls` what it started, by server name."""
+
+    url: str
+    store: RedisStore
+    spec: Spec
+    coordinator: Coordinator
+    controls: Mapping[str, Control]
+    config: Config
+
+
+class _Live:
+    """What the API may know of this process beyond the store."""
+
+    def __init__(self, coordinator: Coordinator, spec: Spec) -> None:
+        self._coordinator = coordinator
+        self._spec = spec
+
+    def readings(self) -> Mapping[str, dict[str, object]]:
+        return {card: dict(reading) for card, reading in self._coordinator.seen.readings.items()}
+
+    def states(self) -> Mapping[str, str]:
+        return dict(self._coordinator.seen.states)
+
+    def problems(self) -> list[str]:
+        hosts = {card.host for card in self._spec.cards.values()}
+        silent = sorted(hosts - self._coordinator.seen.hosts)
+        gone = sorted(t for t, state in self.states().items() if state == "unreachable")
+        return [f"the agent of host {host} has not reported yet" for host in silent] + [
+            f"the server of {tenant} does not answer" for tenant in gone
+        ]
+
+
+@asynccontextmanager
+async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Running]:
+    """Everything of one host, started; on leaving the block everything is stopped again.
+
+    Raises ConfigError (another serve on the same state folder, an address in use), StoreDown, BackendError.
+    """
+    config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    async with AsyncExitStack() as stack:
+        _claim(config.state_dir, stack)
+        store = await _store(config, stack)
+        spec = config.spec()
+        controls = {name: _control(name, entry, config) for name, entry in config.tenants.items()}
+        backends = {name: _backend(name, entry, config, spec, controls[name]) for name, entry in config.tenants.items()}
+        for backend in backends.values():
+            stack.push_async_callback(backend.close)
+        await asyncio.gather(*(backend.start() for backend in backends.values()))
+        marks = Marks.open(config.state_dir / "marks" / f"{host}.jsonl")
+        stack.callback(marks.close)
+        coordinator = Coordinator(store, spec, new_id)
+        front = await _gateway(config, store, stack)
+        agent = Agent(host, store, backends, spec.tenants, _probes(spec, host), marks)
+        await _background(stack, coordinator.run(), "coordinator")
+        await _background(stack, agent.run(), "agent")
+        context = _api(config, store, spec, coordinator)
+        url = await _serve(config, context, front, stack)
+        yield Running(url, store, spec, coordinator, controls, config)
+
+
+def _claim(state_dir: Path, stack: AsyncExitStack) -> None:
+    """One serve per state folder, said by a pid file with the process's start time."""
+    path = state_dir / PID_FILE
+    alive = serving_pid(state_dir)
+    if alive is not None:
+        raise ConfigError([f"state_dir: {state_dir} is in use by swapper serve, process {alive}; stop it first"])
+    path.write_text(f"{os.getpid()} {psutil.Process().create_time()}\n")
+    stack.callback(path.unlink, missing_ok=True)
+
+
+def serving_pid(state_dir: Path) -> int | None:
+    """The process that serves with this state folder, if it lives."""
+    try:
+        pid, started = (state_dir / PID_FILE).read_text().split()
+        process = psutil.Process(int(pid))
+        return process.pid if abs(process.create_time() - float(started)) < 1.0 else None
+    except (OSError, ValueError, psutil.Error):
+        return None
+
+
+async def _store(config: Config, stack: AsyncExitStack) -> RedisStore:
+    url = config.redis
+    if url is None:
+        server = await embedded.start(config.state_dir)
+        stack.push_async_callback(embedded.stop, config.state_dir)
+        url = server.url
+    store = await RedisStore.open(url)
+    stack.push_async_callback(store.close)
+    return store
+
+
+def _control(name: str, entry: TenantEntry, config: Config) -> Control:
+    if entry.control == "command":
+        return CommandControl(name, entry.command, config.state_dir / "servers" / name, cwd=config.folder)
+    return AttachControl(name)
+
+
+def _backend(name: str, entry: TenantEntry, config: Config, spec: Spec, control: Control) -> Backend:
+    keep = entry.snapshots
+    return LlamaRouter(
+        cast("str", entry.url),
+        tenants={t.id: t.id.removeprefix(f"{name}/") for t in spec.tenants.values() if t.server == name},
+        state_dir=config.state_dir,
+        slot_dir=entry.slot_dir if keep.strategy != "off" else None,
+        api_key=os.environ.get(entry.api_key_env) if entry.api_key_env else None,
+        control=control,
+        path_map=entry.path_map,
+        keep=Keep(age_ms=keep.keep_ms, bytes=keep.budget_mib * MIB if keep.budget_mib else None),
+    )
+
+
+def _probes(spec: Spec, host: str) -> Mapping[str, Declared]:
+    needs = {t.id: t.need_mib for t in spec.tenants.values()}
+    return {
+        card.name: Declared(card.total_mib, card.reserve_mib, needs)
+        for card in spec.cards.values()
+        if card.host == host
+    }
+
+
+async def _gateway(config: Config, store: RedisStore, stack: AsyncExitStack) -> GatewayContext:
+    concurrency = {t: limit for t in config.spec().tenants if (limit := config.model(t).concurrency) is not None}
+    admission = Admission(
+        new_id("g"),
+        clock=lambda: time.monotonic_ns() // 1_000_000,
+        max_waiting=config.policy.max_queue,
+        concurrency=concurrency,
+    )
+    member = Member(store, admission, alone=True)
+    await member.start()
+    stack.push_async_callback(member.close)
+    session = aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
+        auto_decompress=False,
+    )
+    stack.push_async_callback(session.close)
+    limits = Limits(
+        max_wait_ms=config.gateway.max_wait_ms,
+        keepalive_ms=config.gateway.keepalive_ms,
+        keepalive_comments=config.gateway.keepalive_style == "comment",
+        body_limit=config.gateway.body_limit_bytes,
+        body_budget=config.gateway.body_budget_bytes,
+    )
+    return GatewayContext(
+        names=config.models(),
+        targets={t: _target(config, t) for t in config.spec().tenants},
+        models=tuple(_model(config, t) for t in config.spec().tenants),
+        limits=limits,
+        admission=admission,
+        member=member,
+        proofs=member.proofs,
+        session=session,
+    )
+
+
+def _target(config: Config, tenant: str) -> Target:
+    server, _, model = tenant.partition("/")
+    entry = config.tenants[server]
+    key = os.environ.get(entry.api_key_env) if entry.api_key_env else None
+    return Target(tenant, cast("str", entry.url), model, key, router=entry.kind == "llama-router")
+
+
+def _model(config: Config, tenant: str) -> ModelInfo:
+    _, _, model = tenant.partition("/")
+    return ModelInfo(model, tenant, config.model(tenant).aliases)
+
+
+async def _background(stack: AsyncExitStack, work: Coroutine[None, None, None], name: str) -> None:
+    task = asyncio.create_task(work, name=name)
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a part of swapper died; stopping", part=name, exc_info=error)
+            os.kill(os.getpid(), 15)
+
+    async def cancel() -> None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    task.add_done_callback(ended)
+    stack.push_async_callback(cancel)
+
+
+def _api(config: Config, store: RedisStore, spec: Spec, coordinator: Coordinator) -> ApiContext:
+    env: dict[str, Mapping[str, str | None]] = {}
+    return ApiContext(
+        store=store, spec=spec, keys=config.keys, live=_Live(coordinator, spec), env=env, names=config.models()
+    )
+
+
+async def _serve(config: Config, context: ApiContext, front: GatewayContext, stack: AsyncExitStack) -> str:
+    app = web.Application(middlewares=api.middlewares(context))
+    app.add_routes([*api.routes(context), *gateway.routes(front)])
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S, **gateway.SERVER_OPTIONS)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    stack.push_async_callback(context.close)
+    host, port = config.listen
+    site = web.TCPSite(runner, host, port, reuse_address=True)
+    try:
+        await site.start()
+    except OSError as error:
+        raise ConfigError(
+            [f"listen: {host}:{port} cannot be used: {error.strerror}; is another server there?"]
+        ) from None
+    bound = cast("socket.socket", runner.addresses[0])
+    name = f"[{host}]" if ":" in host else host
+    return f"http://{name}:{cast('tuple[str, int]', bound)[1]}"

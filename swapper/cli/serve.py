@@ -1,0 +1,44 @@
+"""`swapper serve`: coordinator, API, gateway and this host's agent in one process, until SIGTERM or Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import click
+import structlog
+
+from swapper.app import running
+from swapper.config import Config, load
+from swapper.log import setup as setup_logging
+
+log = structlog.get_logger(__name__)
+
+
+@click.command(epilog="Example: swapper serve -c swapper.yaml")
+@click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="The configuration file.")
+def serve(path: Path | None) -> None:
+    """Run the scheduler: HTTP lease API, model-by-name gateway and the agent of this host.
+
+    SIGTERM and Ctrl-C stop it; the residents and the servers it started stay as they are.
+    """
+    setup_logging()
+    config = load(path, os.environ)
+    for notice in config.notices:
+        click.echo(notice, err=True)
+    asyncio.run(_serve(config))
+
+
+async def _serve(config: Config) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with running(config) as server:
+        log.info("serving", url=server.url, state_dir=str(config.state_dir), cards=list(server.spec.cards))
+        sys.stdout.flush()
+        await stop.wait()
+        log.info("stopping; residents stay as they are")

@@ -1,0 +1,128 @@
+"""Who gets the card next: class first, then arrival; whole leases; the previous residents come back."""
+
+from __future__ import annotations
+
+from swapper.core import policy
+from swapper.core.explain import explain_demand, explain_lease
+from swapper.core.types import LeaseState, WorkClass
+from tests.support.play import GIB, Play, spec, tenant
+
+MED = "llama/med"
+BIG = "llama/big"
+
+
+def serving() -> Play:
+    return Play(spec(tenant("med", default=True), tenant("big", need_mib=20 * GIB)), MED)
+
+
+def test_an_idle_card_with_its_resident_has_nothing_to_do() -> None:
+    assert not serving().decide()
+
+
+def test_the_higher_class_goes_first_then_arrival() -> None:
+    play = serving()
+    play.enqueue("batch", WorkClass.BATCH)
+    play.enqueue("second")
+    play.enqueue("third")
+    play.enqueue("first", WorkClass.INTERACTIVE)
+    order: list[str] = []
+    while play.decide():
+        play.run()
+        for lease in list(play.world.leases.values()):
+            if lease.state is LeaseState.GRANTED:
+                order.append(lease.id)
+                play.end(lease.id)
+    assert order == ["first", "second", "third", "batch"]
+
+
+def test_a_lease_is_not_considered_before_its_time() -> None:
+    play = serving()
+    play.enqueue("later", not_before_ms=play.world.now_ms + 10)
+    assert not play.decide()
+    play.pass_time(10)
+    assert play.decide()
+
+
+def test_calls_for_another_model_swap_it_in_and_its_predecessor_out() -> None:
+    play = serving()
+    play.demand((BIG, 1, 0))
+    play.decide()
+    play.run()
+    assert play.card.residents == (BIG,)
+    assert play.card.return_to is None
+
+
+def test_a_displaced_default_comes_back_once_the_card_has_been_idle() -> None:
+    play = serving()
+    play.demand((BIG, 1, 0))
+    play.decide()
+    play.run()
+    play.demand()
+    assert not play.decide()
+    choice = policy.choose(play.world, play.spec, play.card, idle_since_ms=play.world.now_ms - 120_000)
+    assert choice is not None
+    assert (choice.leaving, choice.arriving) == ((BIG,), (MED,))
+
+
+def test_defaults_are_loaded_at_the_start_when_they_fit() -> None:
+    play = Play(spec(tenant("med", default=True), tenant("small", need_mib=4 * GIB, default=True)))
+    play.decide()
+    assert play.swap.to == (MED, "llama/small")
+
+
+def test_calls_that_wait_through_a_lease_bring_back_everyone_the_lease_displaced() -> None:
+    play = Play(spec(tenant("med"), tenant("small", need_mib=4 * GIB)), MED, "llama/small")
+    play.enqueue("a")
+    play.decide()
+    play.run()
+    play.demand((MED, 1, 0))
+    play.end("a")
+    play.decide()
+    assert play.swap.to == (MED, "llama/small")
+    assert play.swap.lease == "a"
+
+
+def test_a_call_that_waited_longer_than_the_next_lease_is_served_before_it() -> None:
+    play = serving()
+    play.enqueue("a", WorkClass.INTERACTIVE)
+    play.decide()
+    play.run()
+    play.demand((MED, 1, 0))
+    play.pass_time(5)
+    play.enqueue("b", WorkClass.INTERACTIVE)
+    play.end("a")
+    play.decide()
+    assert play.swap.to == (MED,)
+
+
+def test_a_whole_lease_waits_for_partial_holders() -> None:
+    play = Play(spec(tenant("med")))
+    play.enqueue("part", vram_mib=1 * GIB)
+    play.decide()
+    play.run()
+    play.enqueue("whole")
+    assert not play.decide()
+    assert "part" in explain_lease(play.world, play.spec, play.lease("whole"), 1)
+
+
+def test_a_lease_that_can_never_fit_is_left_and_said() -> None:
+    play = serving()
+    play.enqueue("huge", vram_mib=99 * GIB)
+    assert not play.decide()
+    assert "never" in explain_lease(play.world, play.spec, play.lease("huge"), 1)
+
+
+def test_every_wait_has_its_sentence() -> None:
+    play = serving()
+    play.enqueue("a")
+    play.enqueue("b")
+    play.decide()
+    assert "gate is being closed" in explain_lease(play.world, play.spec, play.lease("a"), None)
+    play.run()
+    sentence = explain_lease(play.world, play.spec, play.lease("b"), 1)
+    assert sentence == "queued, number 1: gpu0 is held by a, for at most another 60 min"
+    assert "held by a" in explain_demand(play.world, play.spec, MED)
+    play.end("a")
+    play.decide()
+    play.run()
+    assert "released" in explain_lease(play.world, play.spec, play.lease("a"), None)
