@@ -1,0 +1,66 @@
+"""swapper is killed with -9 while a lease holds the card and others wait; the real llama-server must not notice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import psutil
+import pytest
+
+from swapper.demo.models import make_models
+from tests.support.router import RealRouter
+from tests.support.server import Server
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    models = make_models(tmp_path, ["alpha"])
+    router = RealRouter(tmp_path / "router", models)
+    router.start()
+    server = Server(tmp_path / "swapper", router, {"alpha": "{vram: 8GiB, default: true}"})
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+        router.stop()
+
+
+def _lease(server: Server, label: str, wait: int = 0) -> dict[str, object]:
+    return server.post(f"/api/leases?wait={wait}", {"card": "gpu0", "label": label, "ttl_s": 60})
+
+
+def _items(server: Server) -> list[dict[str, object]]:
+    listed = cast("list[dict[str, object]]", server.get("/api/leases?limit=10")["items"])
+    return sorted(listed, key=lambda lease: str(lease["id"]))
+
+
+def test_after_kill_9_the_same_leases_stand_in_the_same_order_and_the_next_token_is_higher(server: Server) -> None:
+    prompt = {"model": "alpha", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+    assert server.post("/v1/chat/completions", prompt)["choices"]
+    held = _lease(server, "held", wait=30)
+    assert held["state"] == "granted"
+    waiting = [_lease(server, label) for label in ("first", "second", "third")]
+    before = _items(server)
+    children = _processes(server.router)
+
+    server.kill()
+    server.start()
+
+    after = _items(server)
+    assert [(x["id"], x["state"], x["token"], x["position"]) for x in after] == [
+        (x["id"], x["state"], x["token"], x["position"]) for x in before
+    ]
+    assert _processes(server.router) == children, "llama-server was not touched"
+    server.delete(f"/api/leases/{held['id']}?token={held['token']}")
+    granted = server.get(f"/api/leases/{waiting[0]['id']}?wait=30")
+    assert granted["state"] == "granted"
+    assert cast("int", granted["token"]) > cast("int", held["token"])
+
+
+def _processes(router: RealRouter) -> set[tuple[int, float]]:
+    """The router and its children, each with its start time."""
+    top = psutil.Process(router.pid)
+    return {(process.pid, process.create_time()) for process in (top, *top.children(recursive=True))}

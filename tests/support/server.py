@@ -1,0 +1,111 @@
+"""A real `swapper serve` process over a real llama-server, for tests that kill it and look again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+from tests.support.router import RealRouter, free_port
+
+READY_S = 30.0
+
+Json = dict[str, object]
+
+
+class Server:
+    """`swapper serve` on a port of its own; start, kill and start again keep folder and port."""
+
+    def __init__(self, folder: Path, router: RealRouter, models: Mapping[str, str], *, extra: str = "") -> None:
+        self.folder = folder
+        self.router = router
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.config = folder / "swapper.yaml"
+        self.state_dir = folder / "state"
+        self.log_path = folder / "serve.log"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.config.write_text(
+            f"""
+listen: 127.0.0.1:{self.port}
+state_dir: {self.state_dir}
+cards: {{gpu0: {{probe: declared, vram: 24GiB}}}}
+tenants:
+  llama:
+    kind: llama-router
+    control: attach
+    card: gpu0
+    url: {router.url}
+    slot_dir: {router.slot_dir}
+    preset: {router.preset}
+    models: {{{", ".join(f"{name}: {traits}" for name, traits in models.items())}}}
+{extra}"""
+        )
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it and wait until it says it is ready."""
+        with self.log_path.open("ab") as log:
+            command = [sys.executable, "-m", "swapper", "serve", "-c", str(self.config)]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        deadline = time.monotonic() + READY_S
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise AssertionError(f"swapper serve ended:\n{self.log_path.read_text()}")
+            try:
+                if self.get("/ready"):
+                    return
+            except (OSError, urllib.error.HTTPError):
+                time.sleep(0.02)
+        raise AssertionError(f"swapper serve was not ready in {READY_S} s:\n{self.log_path.read_text()}")
+
+    def kill(self) -> None:
+        """Kill it as the kernel would: nothing is said, nothing is cleaned."""
+        os.kill(self.pid, signal.SIGKILL)
+        self._reap()
+
+    def stop(self) -> int:
+        """SIGTERM; the exit status."""
+        if self._process is None:
+            return 0
+        self._process.terminate()
+        return self._reap()
+
+    def _reap(self) -> int:
+        assert self._process is not None
+        status = self._process.wait(20)
+        self._process = None
+        return status
+
+    def get(self, path: str) -> Json:
+        """GET, JSON where it is JSON."""
+        return self._call("GET", path)
+
+    def post(self, path: str, body: Mapping[str, object]) -> Json:
+        """POST JSON, JSON back."""
+        return self._call("POST", path, body)
+
+    def delete(self, path: str) -> Json:
+        """DELETE, JSON back."""
+        return self._call("DELETE", path)
+
+    def _call(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Json:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"} if data else {}
+        request = urllib.request.Request(self.url + path, data, headers, method=method)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            raw = answer.read()
+        return cast("Json", json.loads(raw)) if raw[:1] in b"{[" else {"text": raw.decode()}
