@@ -21,6 +21,14 @@ LATER = "is not supported by this version"
 
 Said = tuple[Loc, str]
 
+_ORDER = "this version orders by class and then by arrival"
+_KEPT = {
+    "overhead": _ORDER,
+    "patience": _ORDER,
+    "max_call": "this version ends no call for its length alone",
+    "max_hold": "this version takes one hour for a lease that names no max_hold_s",
+}
+
 _COMMON = frozenset({"kind", "control", "card", "evict", "grace"})
 _ROUTER = _COMMON | {"command", "url", "api_key_env", "preset", "slot_dir", "path_map", "snapshots", "models"}
 
@@ -165,12 +173,14 @@ def _names(document: Document) -> Iterator[Said]:
 
 def _notices(document: Document, source: Source) -> Iterator[Said]:
     policy: dict[str, object] = source.data.get("policy") or {}
-    for key in ("overhead", "patience"):
+    for key, said in _KEPT.items():
         if key in policy:
-            yield ("policy", key), "is kept, but this version orders by class and then by arrival"
+            yield ("policy", key), f"is read, but {said}"
     yield from _defaults(document)
     for name, entry in document.tenants.items():
         loc: Loc = ("tenants", name, "snapshots")
+        if "grace" in source.data["tenants"][name]:
+            yield ("tenants", name, "grace"), "is read, but this version stops every server with the same patience"
         if entry.snapshots.sweep:
             yield (*loc, "sweep"), "this version saves the slots only, not what lies beyond them in the server's RAM"
         for model, one in entry.models.items():
