@@ -12,9 +12,10 @@ import binascii
 import hashlib
 import hmac
 import warnings
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 from yarl import URL
 
 from swapper.api.context import ApiContext
@@ -22,9 +23,6 @@ from swapper.api.problem import Problem, is_ours, render
 from swapper.config import ApiKey
 from swapper.core.types import WorkClass
 from swapper.errors import StoreDown
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Middleware = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
 
 _OPEN = frozenset({"/health"})
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})

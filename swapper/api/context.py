@@ -12,6 +12,7 @@ from typing import Protocol
 
 from swapper.api.tail import Tail
 from swapper.config import ApiKey
+from swapper.core import plan
 from swapper.core.types import CardSpec, Spec
 from swapper.store.protocol import Store
 
@@ -68,5 +69,4 @@ class ApiContext:
         total = self.total_mib(card)
         if total is None:
             return None
-        fixed = sum(t.need_mib for t in self.spec.tenants.values() if t.card == name and t.evict_never)
-        return total - card.reserve_mib - fixed
+        return total - card.total_mib + plan.capacity(self.spec, name)

@@ -7,13 +7,16 @@ store, and between them the stream sleeps on the process's one tail, so a slow r
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 
 from aiohttp import web
 
 from swapper.api.bodies import bad_value
 from swapper.api.context import ApiContext
+from swapper.api.views import card_json, lease_json, swap_json
 from swapper.errors import StoreDown
+from swapper.store import codec
 from swapper.store.protocol import StoredEvent
 
 _PAGE = 500
@@ -69,6 +72,22 @@ class EventRoutes:
 
 
 def frame(event: StoredEvent) -> bytes:
-    """One event on the wire; `data` is one line of JSON."""
-    data = event.data.replace("\r", " ").replace("\n", " ")
-    return f"id: {event.id}\nevent: {event.type}\ndata: {data}\n\n".encode()
+    """One event on the wire; `data` is one line of JSON, with the field names of the other routes."""
+    return f"id: {event.id}\nevent: {event.type}\ndata: {_after_image(event)}\n\n".encode()
+
+
+def _after_image(event: StoredEvent) -> str:
+    match event.type:
+        case "lease":
+            lease = codec.lease_of(event)
+            body = lease_json(lease, position=None, explain=lease.explain)
+        case "swap":
+            swap = codec.swap_of(event)
+            body = {**swap_json(swap), "state": swap.outcome or swap.stage}
+        case "card":
+            card = codec.card_of(event)
+            image = card_json(card, reading={}, capacity_mib=None, total_mib=None)
+            body = {"id": card.name, "state": card.phase, **image}
+        case _:
+            return event.data.replace("\r", " ").replace("\n", " ")
+    return json.dumps({**body, "version": event.version}, ensure_ascii=False)

@@ -23,11 +23,13 @@ from swapper.api.problem import Problem
 from swapper.api.views import Json, lease_json, settled
 from swapper.config.units import show_mib
 from swapper.core.explain import explain_lease
-from swapper.core.types import FINAL, Lease, LeaseRequest, LeaseState, WorkClass, World
+from swapper.core.types import Lease, LeaseRequest, LeaseState, WorkClass, World
 from swapper.store.protocol import Ended, Idempotency, KeyReused, LeaseFilter, NotFound, QueueFull, WrongToken
 
 _KEY = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,254}")
+_CURSOR = re.compile(r"[0-9]{1,16}")
 _DEFAULT_HOLD_S = 3600.0
+_UNDECIDED = frozenset({LeaseState.QUEUED, LeaseState.PREPARING})
 
 
 class LeaseRoutes:
@@ -82,16 +84,20 @@ class LeaseRoutes:
         state = query.get("state")
         if state is not None and state not in set(LeaseState):
             raise bad_value("state", f"{state!r} is none of {', '.join(LeaseState)}")
+        cursor = query.get("cursor")
+        if cursor is not None and _CURSOR.fullmatch(cursor) is None:
+            raise bad_value("cursor", f"{cursor!r} is not a next_cursor that was given")
         page = await self._ctx.store.leases(
             LeaseFilter(
                 state=None if state is None else LeaseState(state),
                 card=query.get("card"),
                 owner=query.get("owner"),
                 limit=bodies.whole_number(query, "limit", low=1, high=1000) or 100,
-                cursor=query.get("cursor"),
+                cursor=cursor,
             )
         )
-        world = None if all(lease.state in FINAL for lease in page.items) else await self._ctx.store.read()
+        waiting = any(lease.state in _UNDECIDED for lease in page.items)
+        world = await self._ctx.store.read() if waiting else None
         items = [await self._view(lease, world) for lease in page.items]
         return web.json_response({"items": items, "next_cursor": page.next_cursor})
 
@@ -224,14 +230,13 @@ class LeaseRoutes:
 
 async def view_lease(ctx: ApiContext, lease: Lease, world: World | None = None) -> Json:
     """The lease's JSON with its place in the queue and its one sentence; reads the world if it is needed."""
-    explain = lease.explain
     position = None
-    if lease.state not in FINAL:
-        if lease.state == LeaseState.QUEUED:
-            position = await ctx.store.position(lease.id)
-        explain = explain_lease(world or await ctx.store.read(), ctx.spec, lease, position)
+    if lease.state == LeaseState.QUEUED:
+        position = await ctx.store.position(lease.id)
+    if world is None:
+        world = await ctx.store.read() if lease.state in _UNDECIDED else World(0, {}, {})
     env = ctx.env.get(lease.card) if lease.card is not None else None
-    return lease_json(lease, position=position, explain=explain or lease.reason, env=env)
+    return lease_json(lease, position=position, explain=explain_lease(world, ctx.spec, lease, position), env=env)
 
 
 def _default_class(request: web.Request) -> WorkClass:

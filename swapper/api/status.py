@@ -15,6 +15,7 @@ from swapper.api.context import ApiContext
 from swapper.api.leases import view_lease
 from swapper.api.problem import Problem
 from swapper.api.views import Json, card_json, conversation_json, iso, swap_json
+from swapper.core.explain import explain_demand
 from swapper.core.types import Card, Conversation, Demand, Swap, TenantSpec, World
 
 _RECENT_SWAPS = 50
@@ -60,7 +61,7 @@ class StatusRoutes:
             "cards": [self._card_view(world, name) for name in self._ctx.spec.cards],
             "leases": [await view_lease(self._ctx, lease, world) for lease in leases],
             "queued": world.queued,
-            "demand": [_demand_json(demand) for demand in world.demand],
+            "demand": [self._demand_view(world, demand) for demand in world.demand],
             "tenants": [self._tenant_view(world, tenant, swaps) for tenant in self._ctx.spec.tenants.values()],
             "gateways": list(world.gateways),
             "problems": self._ctx.live.problems(),
@@ -135,6 +136,18 @@ class StatusRoutes:
             "conversations": [conversation_json(found) for found in _conversations(tenant.id, swaps)],
         }
 
+    def _demand_view(self, world: World, demand: Demand) -> Json:
+        known = demand.waiting and demand.tenant in self._ctx.spec.tenants
+        return {
+            "tenant": demand.tenant,
+            "class": demand.klass,
+            "gateway": demand.gateway,
+            "waiting": demand.waiting,
+            "running": demand.running,
+            "oldest_at": iso(demand.oldest_ms),
+            "explain": explain_demand(world, self._ctx.spec, demand.tenant) if known else None,
+        }
+
 
 def _conversations(tenant: str, swaps: Iterable[Swap]) -> tuple[Conversation, ...]:
     """What the newest swap that concerned the tenant's conversations says of them."""
@@ -143,14 +156,3 @@ def _conversations(tenant: str, swaps: Iterable[Swap]) -> tuple[Conversation, ..
         if mine:
             return mine
     return ()
-
-
-def _demand_json(demand: Demand) -> Json:
-    return {
-        "tenant": demand.tenant,
-        "class": demand.klass,
-        "gateway": demand.gateway,
-        "waiting": demand.waiting,
-        "running": demand.running,
-        "oldest_at": iso(demand.oldest_ms),
-    }

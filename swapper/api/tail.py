@@ -18,6 +18,7 @@ from swapper.store.protocol import StoredEvent
 
 _PAGE = 1000
 _BLOCK_MS = 15_000
+_CANCEL_S = 0.05
 _RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 
 
@@ -76,9 +77,9 @@ class Tail:
         self.closed = True
         self._caught_up.set()
         self._wake_everybody()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        while self._task is not None and not self._task.done():
+            self._task.cancel()  # repeated: a client library may swallow one while its read begins
+            await asyncio.wait({self._task}, timeout=_CANCEL_S)
 
     def _start(self) -> None:
         if self._task is None and not self.closed:
@@ -86,7 +87,7 @@ class Tail:
 
     async def _run(self) -> None:
         failures = 0
-        while True:
+        while not self.closed:
             block_ms = _BLOCK_MS if self._caught_up.is_set() else 0
             try:
                 batch = await self._log.events(after=self._last, limit=_PAGE, block_ms=block_ms)

@@ -1,0 +1,268 @@
+"""Keys, status, swaps, readiness and events over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import aiohttp
+import pytest
+
+from swapper.api.auth import scope_needed
+from swapper.api.ids import lease_id
+from swapper.client.sse import Message, messages
+from swapper.core.commit import Commit, Committed
+from swapper.core.types import Card, Conversation, Demand, Gate, Hold, Step, StepOutcome, StepRecord, Swap, WorkClass
+from tests.support.api import Served, key, served
+
+SWAP = Swap(
+    id="sw_1",
+    card="gpu0",
+    cause="lease ls_1",
+    token=7,
+    from_=("llama/med",),
+    to=(),
+    stage=Step.VACATE,
+    started_ms=1_900_000_000_000,
+    stage_ms=1_900_000_000_100,
+    lease="ls_1",
+    steps=(StepRecord(Step.SAVE, "llama/med", 1_900_000_000_050, 40, 31.5, StepOutcome.DONE),),
+    conversations=(Conversation("llama/med", 0, "a.bin", 4096, 1 << 20, saved=True),),
+    outcome="done",
+    ended_ms=1_900_000_000_200,
+)
+
+
+@pytest.fixture
+async def api() -> AsyncGenerator[Served]:
+    async with served() as running:
+        yield running
+
+
+@pytest.fixture
+async def http(api: Served) -> AsyncGenerator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(api.url) as session:
+        yield session
+
+
+async def test_health_needs_no_key_and_everything_else_does() -> None:
+    async with served((key("ann", "leases"),)) as api, aiohttp.ClientSession(api.url) as http:
+        async with http.get("/health") as answer:
+            assert (answer.status, await answer.text()) == (200, "OK")
+        for path in ("/api/status", "/api/leases", "/ready", "/api/nothing", "/v1/models"):
+            async with http.get(path) as answer:
+                assert answer.status == 401
+                assert answer.headers["WWW-Authenticate"].startswith("Bearer")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Authorization": "Bearer ann-secret"},
+        {"Authorization": "bearer ann-secret"},
+        {"x-api-key": "ann-secret"},
+        {"Authorization": "Basic YW55Ym9keTphbm4tc2VjcmV0"},
+        {"Authorization": "Bearer stale", "x-api-key": "ann-secret"},
+    ],
+)
+async def test_a_key_may_come_as_bearer_header_or_basic_password(headers: dict[str, str]) -> None:
+    async with (
+        served((key("ann", "leases"),)) as api,
+        aiohttp.ClientSession(api.url) as http,
+        http.get("/api/leases", headers=headers) as answer,
+    ):
+        assert answer.status == 200
+
+
+@pytest.mark.parametrize("value", ["Bearer wrong", "Basic !!", "Basic YQ==", "Digest x", "Bearer ", "Bearer \xe9"])
+async def test_a_wrong_key_is_401(value: str) -> None:
+    async with (
+        served((key("ann", "leases"),)) as api,
+        aiohttp.ClientSession(api.url) as http,
+        http.get("/api/status", headers={"Authorization": value}) as answer,
+    ):
+        assert answer.status == 401
+
+
+async def test_a_key_without_the_scope_is_403_in_the_style_of_the_path() -> None:
+    keys = (key("chat", "models"), key("ann", "leases"))
+    async with served(keys) as api, aiohttp.ClientSession(api.url) as http:
+        async with http.post("/api/leases", json={}, headers={"x-api-key": "chat-secret"}) as answer:
+            assert (answer.status, answer.content_type) == (403, "application/problem+json")
+        async with http.get("/v1/models", headers={"x-api-key": "ann-secret"}) as answer:
+            assert answer.status == 403
+            assert (await answer.json())["error"]["type"] == "permission_error"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "scope"),
+    [
+        ("POST", "/api/leases", "leases"),
+        ("GET", "/api/status", None),
+        ("GET", "/metrics", None),
+        ("POST", "/api/cards/gpu0/vacate", "admin"),
+        ("POST", "/api/models/med/load", "models"),
+        ("POST", "/v1/chat/completions", "models"),
+        ("GET", "/apiary", "models"),
+    ],
+)
+def test_every_path_has_its_scope(method: str, path: str, scope: str | None) -> None:
+    assert scope_needed(method, path) == scope
+
+
+async def test_without_keys_a_web_page_of_elsewhere_may_not_act(api: Served, http: aiohttp.ClientSession) -> None:
+    async with http.post("/api/leases", json={}, headers={"Origin": "http://evil.example"}) as answer:
+        assert (answer.status, (await answer.json())["type"]) == (403, "urn:swapper:cross-origin")
+    async with http.post("/api/leases", json={}, headers={"Origin": api.url}) as answer:
+        assert answer.status == 201
+
+
+async def test_an_unknown_path_is_a_problem_or_an_envelope(http: aiohttp.ClientSession) -> None:
+    async with http.get("/api/nothing") as answer:
+        assert (answer.status, (await answer.json())["type"]) == (404, "urn:swapper:not-found")
+    async with http.put("/api/leases") as answer:
+        assert (answer.status, (await answer.json())["status"]) == (405, 405)
+        assert "GET" in answer.headers["Allow"]
+    async with http.get("/v2/else") as answer:
+        assert (answer.status, (await answer.json())["error"]["code"]) == (404, "not_found")
+
+
+async def test_the_status_tells_cards_tenants_leases_and_demand(api: Served, http: aiohttp.ClientSession) -> None:
+    api.live.tenants["llama/med"] = "loaded"
+    api.live.cards["gpu0"] = {"total_mib": 24576, "used_mib": 6144, "free_mib": 18432, "holders": ["llama/med"]}
+    await api.store.beat("g1", (Demand("g1", "llama/med", WorkClass.INTERACTIVE, 2, 1, 5_000),), ttl_ms=60_000)
+    card = Card("gpu0", residents=("llama/med",), holds=(Hold("ls_1", "encode", 2048, None, granted=True),))
+    commit = Commit(cards=(card,), swaps=(SWAP,), gates={"llama/med": Gate(3, open=True)})
+    assert await api.store.commit(commit) == Committed()
+    async with http.post("/api/leases", json={"label": "next"}) as answer:
+        lease = await answer.json()
+    async with http.get("/api/status") as answer:
+        status = await answer.json()
+    gpu0, gpu1 = status["cards"]
+    assert (gpu0["name"], gpu0["phase"], gpu0["residents"], gpu0["capacity_mib"]) == (
+        "gpu0",
+        "steady",
+        ["llama/med"],
+        24 * 1024 - 512 - 2048,
+    )
+    assert gpu0["vram"] == {"total_mib": 24576, "used_mib": 6144, "free_mib": 18432}
+    assert gpu0["holders"] == ["llama/med"]
+    assert gpu1["vram"] == {"total_mib": 8192, "used_mib": None, "free_mib": None}
+    assert [(found["id"], found["position"]) for found in status["leases"]] == [(lease["id"], 1)]
+    assert status["queued"] == 1
+    med = status["tenants"][0]
+    assert (med["state"], med["resident"], med["open"], med["strategy"]) == ("loaded", True, True, "slots")
+    assert med["conversations"][0]["tokens"] == 4096
+    demand = status["demand"][0]
+    assert (demand["tenant"], demand["class"], demand["waiting"]) == ("llama/med", "interactive", 2)
+    assert "llama/med" in demand["explain"]
+    async with http.get("/api/cards/gpu0") as answer:
+        one = await answer.json()
+    assert one["phase"] == "steady"
+    assert [tenant["id"] for tenant in one["tenants"]] == ["llama/med", "frigate"]
+    async with http.get("/api/cards/gpu7") as answer:
+        assert answer.status == 404
+
+
+async def test_a_swap_is_told_with_its_steps_and_conversations(api: Served, http: aiohttp.ClientSession) -> None:
+    assert await api.store.commit(Commit(swaps=(SWAP,))) == Committed()
+    async with http.get("/api/swaps?limit=5") as answer:
+        (listed,) = (await answer.json())["items"]
+    async with http.get("/api/swaps/sw_1") as answer:
+        assert await answer.json() == listed
+    assert (listed["from"], listed["to"], listed["outcome"], listed["overhead_ms"]) == (["llama/med"], [], "done", 200)
+    step = listed["steps"][0]
+    assert (step["step"], step["tenant"], step["ms"], step["backend_ms"]) == ("save", "llama/med", 40, 31.5)
+    talk = listed["conversations"][0]
+    assert (talk["model"], talk["saved"], talk["restored"], talk["result"]) == ("llama/med", True, False, None)
+    async with http.get("/api/swaps/sw_2") as answer:
+        assert answer.status == 404
+
+
+async def test_ready_tells_why_not(api: Served, http: aiohttp.ClientSession) -> None:
+    async with http.get("/ready") as answer:
+        assert answer.status == 200
+    async with http.get("/ready?model=med") as answer:
+        assert (answer.status, (await answer.json())["reasons"]) == (503, ["llama/med is not observed yet"])
+    api.live.tenants["llama/med"] = "loaded"
+    async with http.get("/ready?model=llama/med") as answer:
+        assert (await answer.json())["reasons"] == ["llama/med is loaded, but its gate is closed"]
+    assert await api.store.commit(Commit(gates={"llama/med": Gate(1, open=True)})) == Committed()
+    async with http.get("/ready?model=med") as answer:
+        assert answer.status == 200
+    async with http.get("/ready?model=none") as answer:
+        assert answer.status == 404
+    api.live.wrong.append("the agent of main is silent")
+    async with http.get("/ready") as answer:
+        assert (answer.status, (await answer.json())["reasons"]) == (503, ["the agent of main is silent"])
+
+
+async def next_messages(answer: aiohttp.ClientResponse, count: int) -> list[Message]:
+    found: list[Message] = []
+    async for message in messages(answer.content):
+        found.append(message)
+        if len(found) == count:
+            break
+    return found
+
+
+async def test_events_arrive_as_they_happen_and_resume_where_they_stopped(
+    api: Served, http: aiohttp.ClientSession
+) -> None:
+    async with http.get("/api/events") as answer:
+        assert answer.content_type == "text/event-stream"
+        async with http.post("/api/leases", json={"label": "one"}) as asked:
+            lease = await asked.json()
+        await api.grant(lease["id"])
+        queued, granted = await next_messages(answer, 2)
+    assert (queued.event, granted.event) == ("lease", "lease")
+    assert f'"id": "{lease["id"]}"' in granted.data
+    assert '"state": "granted"' in granted.data
+    assert await api.store.commit(Commit(cards=(Card("gpu0"),), swaps=(SWAP,))) == Committed()
+    async with http.get("/api/events", headers={"Last-Event-ID": queued.id}) as answer:
+        again, card, swap = await next_messages(answer, 3)
+    assert again == granted
+    assert (card.event, swap.event) == ("card", "swap")
+    assert '"state": "steady"' in card.data
+    assert '"state": "done"' in swap.data
+
+
+async def test_events_without_following_end_with_what_is_retained(http: aiohttp.ClientSession) -> None:
+    for _ in range(2):
+        await (await http.post("/api/leases", json={})).read()
+    async with http.get("/api/events?follow=0&since=0") as answer:
+        assert (await answer.text()).count("event: lease\n") == 2
+
+
+async def test_a_bad_event_id_is_422(http: aiohttp.ClientSession) -> None:
+    async with http.get("/api/events", headers={"Last-Event-ID": "yesterday"}) as answer:
+        assert answer.status == 422
+
+
+async def test_a_silent_stream_is_kept_alive_by_comments() -> None:
+    async with (
+        served(keepalive_s=0.01) as api,
+        aiohttp.ClientSession(api.url) as http,
+        http.get("/api/events") as answer,
+    ):
+        lines = [await answer.content.readuntil(b"\n\n") for _ in range(3)]
+    assert lines[1:] == [b": keepalive\n\n"] * 2
+
+
+async def test_a_server_that_stops_ends_waits_and_streams() -> None:
+    async with served() as api, aiohttp.ClientSession(api.url) as http:
+        async with http.post("/api/leases", json={}) as answer:
+            lease = await answer.json()
+        async with http.get("/api/events") as stream:
+            waiting = asyncio.create_task(http.get(f"/api/leases/{lease['id']}?wait=60"))
+            await api.ctx.tail.end()
+            await api.ctx.close()
+            async with await waiting as answer:
+                assert (await answer.json())["state"] == "queued"
+            assert await stream.content.read() == b": swapper events\n\n"
+
+
+def test_lease_ids_sort_by_time() -> None:
+    drawn = [lease_id(ms) for ms in (1, 2, 1_900_000_000_000, 1_900_000_000_001)]
+    assert drawn == sorted(drawn)
+    assert len({lease_id(5) for _ in range(100)}) == 100
