@@ -1,0 +1,310 @@
+"""The agent executes in order, answers everything once and for all, and survives what can happen to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from swapper.errors import BackendRefused
+from tests.unit.agent_doubles import MemoryLink, Place, RecordingBackend, ScriptedProbe, command
+from workers.agent import Agent
+from workers.backend import SaveUnsupported
+from workers.marks import Marks
+
+Running = Callable[[], AbstractAsyncContextManager[Agent]]
+
+
+@pytest.fixture
+def link() -> MemoryLink:
+    return MemoryLink()
+
+
+@pytest.fixture
+def backend() -> RecordingBackend:
+    return RecordingBackend("llama/med", "llama/big")
+
+
+@pytest.fixture
+def running(tmp_path: Path, link: MemoryLink, backend: RecordingBackend) -> Running:
+    @asynccontextmanager
+    async def run() -> AsyncIterator[Agent]:
+        marks = Marks.open(tmp_path / "marks")
+        places = {tenant: Place("gpu0", "llama") for tenant in backend.tenants}
+        agent = Agent("main", link, {"llama": backend}, places, {"gpu0": ScriptedProbe()}, marks)
+        task = asyncio.create_task(agent.run())
+        try:
+            yield agent
+        finally:
+            await agent.close()
+            await task
+            marks.close()
+
+    return run
+
+
+async def test_each_verb_becomes_its_backend_call_and_its_data(
+    link: MemoryLink, backend: RecordingBackend, running: Running
+) -> None:
+    async with running():
+        await link.send(
+            command("drain", 7, 1),
+            command("save", 7, 2, slot=1, name="a.bin"),
+            command("release", 7, 3, limit_ms=500),
+            command("load", 7, 4),
+            command("restore", 7, 5, snapshot="a.bin", slot=0),
+        )
+        # The drain is overtaken, being sent together with what should have waited for it.
+        assert (await link.answer(7, 1)).outcome == "refused"
+        saved = await link.answer(7, 2)
+        assert saved.outcome == "ok"
+        assert saved.backend_ms == 1.5
+        assert saved.data == {"snapshot": "a.bin", "slot": 1, "tokens": 100, "bytes": 2048}
+        assert (await link.answer(7, 3)).data == {}
+        assert (await link.answer(7, 4)).data == {"n_slots": 2, "n_ctx_slot": 4096, "snapshots": []}
+        assert (await link.answer(7, 5)).data == {"slot": 0, "tokens": 100}
+        await link.send(command("drain", 7, 6))
+        assert (await link.answer(7, 6)).data == {"slots": [{"slot": 0, "tokens": 100}]}
+    assert backend.calls == [
+        "save llama/med 1",
+        "release llama/med 500",
+        "load llama/med",
+        "restore llama/med a.bin 0",
+        "drain llama/med",
+    ]
+
+
+async def test_a_lane_is_worked_off_in_token_order_whatever_the_order_of_arrival(
+    link: MemoryLink, backend: RecordingBackend, running: Running
+) -> None:
+    async with running():
+        await link.send(command("load", 9, 4), command("release", 9, 3))
+        await link.answer(9, 4)
+    assert backend.calls == ["release llama/med 60000", "load llama/med"]
+
+
+async def test_lanes_of_different_tenants_run_side_by_side(
+    link: MemoryLink, backend: RecordingBackend, running: Running
+) -> None:
+    slow = backend.hold("load llama/med")
+    async with running():
+        await link.send(command("load", 9, 1), command("load", 9, 2, tenant="llama/big"))
+        await slow.begun.wait()
+        assert (await link.answer(9, 2)).outcome == "ok"
+        slow.end.set()
+        assert (await link.answer(9, 1)).outcome == "ok"
+
+
+async def test_an_equal_command_is_answered_from_the_record(
+    link: MemoryLink, backend: RecordingBackend, running: Running
+) -> None:
+    async with running():
+        await link.send(command("load", 9, 1))
+        first = await link.answer(9, 1)
+        await link.send(command("load", 9, 1))
+        assert await link.answer(9, 1, count=2) == first
+    assert backend.calls == ["load llama/med"]
+
+
+async def test_an_equal_command_sent_again_while_it_runs_is_executed_once_and_answered_twice(
+    link: MemoryLink, backend: RecordingBackend, running: Running
+) -> None:
+    slow = backend.hold("load llama/med")
+    async with running():
+        await link.send(command("load", 9, 1))
+        await slow.begun.wait()
+        await link.send(command("load", 9, 1))
+        slow.end.set()
+        await link.answer(9, 1, count=2)
+    assert backend.calls == ["load llama/med"]
+
+
+async def test_a_command_older_than_the_mark_is_refused(
+    link: MemoryLink, backend: RecordingBackend, running: Running
+) -> None:
+    async with running():
+        await link.send(command("load", 9, 5))
+        await link.answer(9, 5)
+        await link.send(command("release", 9, 4))
+        assert (await link.answer(9, 4)).outcome == "refused"
+        await link.send(command("release", 8, 9))
+        assert (await link.answer(8, 9)).detail == "overtaken by command 5 of token 9"
+    assert backend.calls == ["load llama/med"]
+
+
+async def test_the_mark_outlives_the_agent(link: MemoryLink, backend: RecordingBackend, running: Running) -> None:
+    async with running():
+        await link.send(command("load", 9, 5))
+        await link.answer(9, 5)
+    async with running():
+        await link.send(command("release", 8, 1))
+        assert (await link.answer(8, 1)).outcome == "refused"
+        assert (await link.volunteered("hello", count=2)).data == {"mark": 9}
+    assert backend.calls == ["load llama/med"]
+
+
+async def test_a_newer_command_ends_a_drain_that_waits(
+    link: MemoryLink, backend: RecordingBackend, running: Running
+) -> None:
+    waiting = backend.hold("drain llama/med")
+    async with running():
+        await link.send(command("drain", 9, 1))
+        await waiting.begun.wait()
+        await link.send(command("load", 9, 2))
+        assert (await link.answer(9, 1)).outcome == "refused"
+        assert (await link.answer(9, 2)).outcome == "ok"
+        await link.send(command("drain", 9, 1))
+        assert (await link.answer(9, 1, count=2)).outcome == "refused"
+    assert backend.cancelled == ["drain llama/med"]
+    assert backend.calls == ["drain llama/med", "load llama/med"]
+
+
+async def test_an_older_command_does_not_end_a_drain(
+    link: MemoryLink, backend: RecordingBackend, running: Running
+) -> None:
+    waiting = backend.hold("drain llama/med")
+    async with running():
+        await link.send(command("drain", 9, 2))
+        await waiting.begun.wait()
+        await link.send(command("load", 8, 1))
+        waiting.end.set()
+        assert (await link.answer(9, 2)).outcome == "ok"
+        assert (await link.answer(8, 1)).outcome == "refused"
+
+
+async def test_a_newer_command_waits_for_a_verb_that_acts(
+    link: MemoryLink, backend: RecordingBackend, running: Running
+) -> None:
+    slow = backend.hold("save llama/med 0")
+    async with running():
+        await link.send(command("save", 9, 1, slot=0, name="a.bin"))
+        await slow.begun.wait()
+        await link.send(command("load", 10, 1))
+        slow.end.set()
+        assert (await link.answer(9, 1)).outcome == "ok"
+        assert (await link.answer(10, 1)).outcome == "ok"
+    assert backend.cancelled == []
+
+
+async def test_of_what_piled_up_only_the_newest_token_is_executed(
+    link: MemoryLink, backend: RecordingBackend, running: Running
+) -> None:
+    await link.send(command("load", 8, 1), command("release", 9, 1), command("load", 9, 2))
+    async with running():
+        assert (await link.answer(9, 2)).outcome == "ok"
+        assert (await link.answer(8, 1)).outcome == "refused"
+    assert backend.calls == ["release llama/med 60000", "load llama/med"]
+
+
+async def test_a_command_cut_off_by_a_crash_is_executed_again(
+    link: MemoryLink, backend: RecordingBackend, running: Running
+) -> None:
+    interrupted = backend.hold("load llama/med")
+    async with running():
+        await link.send(command("load", 9, 1))
+        await interrupted.begun.wait()
+    assert [report for report in link.reports if report.token == 9] == []
+    interrupted.end.set()
+    async with running():
+        assert (await link.answer(9, 1)).outcome == "ok"
+    assert backend.calls == ["load llama/med", "load llama/med"]
+
+
+async def test_the_outbox_is_read_on_from_the_first_entry_without_an_answer(
+    link: MemoryLink, backend: RecordingBackend, running: Running
+) -> None:
+    slow = backend.hold("load llama/med")
+    async with running():
+        await link.send(command("load", 9, 1, tenant="llama/big"), command("load", 9, 2))
+        await link.answer(9, 1)
+        await slow.begun.wait()
+        await link.send(command("release", 9, 3, tenant="llama/big"))
+        await link.answer(9, 3)
+    slow.end.set()
+    link.reads.clear()
+    async with running():
+        await link.answer(9, 2)
+    assert link.reads[0] == "1"
+    assert backend.calls.count("release llama/big 60000") == 1
+
+
+async def test_a_backend_error_is_a_failure_with_its_sentence(
+    link: MemoryLink, backend: RecordingBackend, running: Running
+) -> None:
+    backend.errors["load llama/med"] = BackendRefused("the file med.gguf is corrupt", 500)
+    async with running():
+        await link.send(command("load", 9, 1))
+        report = await link.answer(9, 1)
+    assert (report.outcome, report.detail) == ("failed", "the file med.gguf is corrupt")
+
+
+async def test_a_server_that_cannot_save_is_told_apart_from_a_failure(
+    link: MemoryLink, backend: RecordingBackend, running: Running
+) -> None:
+    backend.errors["save llama/med 0"] = SaveUnsupported()
+    async with running():
+        await link.send(command("save", 9, 1, slot=0, name="a.bin"))
+        report = await link.answer(9, 1)
+    assert (report.outcome, report.data) == ("failed", {"unsupported": True})
+
+
+async def test_an_unexpected_error_is_reported_and_the_lane_goes_on(
+    link: MemoryLink, backend: RecordingBackend, running: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    backend.errors["load llama/med"] = KeyError("slot")
+    async with running():
+        await link.send(command("load", 9, 1), command("release", 9, 2))
+        report = await link.answer(9, 1)
+        assert (await link.answer(9, 2)).outcome == "ok"
+    assert (report.outcome, report.detail) == ("failed", "load llama/med: KeyError: 'slot'")
+    assert "Traceback" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("sent", "sentence"),
+    [
+        (command("load", 9, 1, tenant="llama/none"), "llama/none is not configured on this host"),
+        (command("dance", 9, 1), "this agent has no verb 'dance'; is it older than its coordinator?"),
+        (command("vacate", 9, 1, card="gpu7", tenant=None), "card gpu7 is not configured on this host"),
+        (
+            command("save", 9, 1, slot="zero", name="a"),
+            "save: cannot use the arguments: Expected `int`, got `str` - at `$.slot`",
+        ),
+    ],
+)
+async def test_a_command_nobody_can_follow_is_a_failure_with_a_sentence(
+    link: MemoryLink, running: Running, sent: object, sentence: str
+) -> None:
+    async with running():
+        await link.send(sent)  # pyright: ignore[reportArgumentType]
+        report = await link.answer(9, 1)
+    assert (report.outcome, report.detail) == ("failed", sentence)
+
+
+async def test_answers_wait_for_a_store_that_is_away(
+    link: MemoryLink, backend: RecordingBackend, running: Running
+) -> None:
+    slow = backend.hold("load llama/med")
+    async with running():
+        await link.send(command("load", 9, 1))
+        await slow.begun.wait()
+        await link.switch(down=True)
+        slow.end.set()
+        await link.switch(down=False)
+        assert (await link.answer(9, 1)).outcome == "ok"
+        await link.send(command("release", 9, 2))
+        assert (await link.answer(9, 2)).outcome == "ok"
+
+
+async def test_the_agent_greets_first_and_again_when_the_store_returns(link: MemoryLink, running: Running) -> None:
+    async with running():
+        await link.volunteered("observed")
+        assert [report.verb for report in link.reports[:2]] == ["hello", "observed"]
+        await link.send(command("load", 9, 1))
+        await link.answer(9, 1)
+        await link.switch(down=True)
+        await link.switch(down=False)
+        assert (await link.volunteered("hello", count=2)).data == {"mark": 9}

@@ -1,0 +1,205 @@
+"""The agent of one host: reads its outbox, has every command carried out in order, and answers through the store.
+
+Invariant: a command is executed only when it is newer than the mark of its (card, tenant), or equal to it and not yet
+answered; every command read gets an answer, which is delivered however long the store is away. It reaches the
+coordinator only through its Link, so that it runs in the coordinator's process or in one of its own alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from swapper.core.types import Command, Report
+from swapper.errors import StoreDown
+from workers.backend import Backend, Probe
+from workers.lanes import Lanes, Stored
+from workers.marks import Marks, Old, Pair, Repeat
+from workers.observe import Sight, TenantPlace
+from workers.supervise import Crash, kept_running, supervised, until_stored
+from workers.verbs import Outcome, Verbs
+from workers.watch import Watch
+
+BLOCK_MS = 5_000
+
+
+class Link(Protocol):
+    """The agent's whole view of the store."""
+
+    async def outbox(self, executor: str, *, after: str, block_ms: int) -> Sequence[Stored]:
+        """Commands after the id given (`0`: all that is retained); empty after `block_ms`. Raises StoreDown."""
+        ...
+
+    async def report(self, report: Report) -> None:
+        """Tell the coordinator. Raises StoreDown."""
+        ...
+
+
+class Agent:
+    """See the module text. `backends` go by server name, `probes` by card name.
+
+    Backends and marks belong to whoever made them: `close` stops the agent's work and leaves them open.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        link: Link,
+        backends: Mapping[str, Backend],
+        tenants: Mapping[str, TenantPlace],
+        probes: Mapping[str, Probe],
+        marks: Marks,
+    ) -> None:
+        self.executor = f"agent:{host}"
+        self._link = link
+        self._marks = marks
+        sight = Sight(backends, tenants, probes)
+        self._verbs = Verbs(backends, tenants, probes, sight)
+        self._watch = Watch(backends, tenants, sight, self._volunteer)
+        self._lanes = Lanes(self)
+        self._after = marks.outbox or "0"
+        self._unanswered: dict[str, bool] = {}
+        self._greeted = asyncio.Event()
+        self._store_was_away = False
+        self._running: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """The agent's supervisor: works until `close` or cancellation, through crashes of its own loops."""
+        self._running = asyncio.create_task(self._work(), name=self.executor)
+        try:
+            await asyncio.shield(self._running)
+        except asyncio.CancelledError:
+            me = asyncio.current_task()
+            if me is not None and me.cancelling():
+                await self.close()
+                raise
+
+    async def close(self) -> None:
+        """Stop at once; commands in progress stay unanswered and run again when the agent returns."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+
+    async def _work(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(kept_running("read the outbox", self._read_on))
+                group.create_task(kept_running("watch the servers", self._watch_on))
+        finally:
+            await self._lanes.close()
+
+    async def _read_on(self) -> None:
+        await self._greet()
+        while True:
+            commands = await until_stored("read the outbox", self._next_commands)
+            if self._store_was_away:
+                await self._greet()
+            for stored in commands:
+                self._after = stored.id
+                self._unanswered[stored.id] = True
+                self._lanes.put(stored)
+
+    async def _next_commands(self) -> Sequence[Stored]:
+        try:
+            return await self._link.outbox(self.executor, after=self._after, block_ms=BLOCK_MS)
+        except StoreDown:
+            self._store_was_away = True
+            raise
+
+    async def _greet(self) -> None:
+        """Tell the highest token: a store that was rolled back must not give it out again."""
+        self._store_was_away = False
+        await self._volunteer("hello", {"mark": self._marks.highest_token})
+        self._greeted.set()
+
+    async def _watch_on(self) -> None:
+        await self._greeted.wait()
+        await self._watch.run()
+
+    async def _volunteer(self, verb: str, data: Mapping[str, object]) -> None:
+        report = Report(self.executor, card="", tenant=None, token=0, n=0, verb=verb, outcome="ok", data=data)
+        await self._deliver(report)
+
+    async def _deliver(self, report: Report) -> None:
+        await until_stored(f"report {report.verb}", lambda: self._link.report(report))
+
+    # What lanes need of their owner (lanes.Executor).
+
+    def recorded(self, command: Command) -> Report | None:
+        """The answer on record, if the command was answered before."""
+        return self._marks.answer(command)
+
+    async def execute(self, command: Command) -> Report:
+        """Mark, carry out, record: the whole life of one command."""
+        outcome = await supervised(f"{command.verb} {command.tenant or command.card}", self._carry_out(command))
+        if isinstance(outcome, Report):
+            return outcome
+        if isinstance(outcome, Crash):
+            outcome = Outcome(False, outcome.text)
+        report = _answer(
+            command,
+            "ok" if outcome.ok else "failed",
+            detail=outcome.detail,
+            backend_ms=outcome.backend_ms,
+            data=outcome.data,
+        )
+        await self._record(report)
+        return report
+
+    async def refuse(self, command: Command, newer: Pair) -> Report:
+        """The answer to a command that a newer one has overtaken; recorded if it had begun."""
+        report = _answer(command, "refused", detail=_older(newer))
+        if self._marks.mark(command.card, command.tenant) >= (command.token, command.n):
+            await self._record(report)
+        return report
+
+    async def settle(self, stored: Stored, report: Report) -> None:
+        """Deliver the answer, then move the place in the outbox up to the first entry still unanswered."""
+        await supervised(f"report {report.verb}", self._deliver(report))
+        self._unanswered[stored.id] = False
+        reached = None
+        while self._unanswered and not (waiting := next(iter(self._unanswered.items())))[1]:
+            reached = waiting[0]
+            del self._unanswered[reached]
+        if reached is not None:
+            await supervised("write the marks", asyncio.to_thread(self._marks.advance, reached))
+
+    async def _carry_out(self, command: Command) -> Outcome | Report:
+        match await asyncio.to_thread(self._marks.begin, command):
+            case Repeat(report) if report is not None:
+                return report
+            case Old(mark):
+                return _answer(command, "refused", detail=_older(mark))
+            case _:
+                return await self._verbs.run(command)
+
+    async def _record(self, report: Report) -> None:
+        """A result that cannot be written is still delivered: without it the verb only runs once more."""
+        await supervised("write the marks", asyncio.to_thread(self._marks.finish, report))
+
+
+def _older(mark: Pair) -> str:
+    return f"overtaken by command {mark[1]} of token {mark[0]}"
+
+
+def _answer(
+    command: Command,
+    outcome: str,
+    *,
+    detail: str | None = None,
+    backend_ms: float | None = None,
+    data: Mapping[str, object] | None = None,
+) -> Report:
+    return Report(
+        executor=command.executor,
+        card=command.card,
+        tenant=command.tenant,
+        token=command.token,
+        n=command.n,
+        verb=command.verb,
+        outcome=outcome,
+        detail=detail,
+        backend_ms=backend_ms,
+        data=data or {},
+    )

@@ -1,0 +1,233 @@
+"""An agent's marks on disk: for every (card, tenant) the newest command begun here, and what the last ones came to.
+
+Invariant: a command's start is durable before its first effect, so that after any crash an older command is still
+recognised as old. Results and the place in the outbox are written without a sync: losing them only means that an
+idempotent verb runs again. It touches one file, which it owns alone (flock), and nothing else.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from swapper.core.types import Command, Report
+from swapper.errors import ConfigError
+
+REPORTS_KEPT = 32
+"""Reports remembered per (card, tenant): more than one swap sends to one tenant and has not yet heard back from."""
+
+COMPACT_BYTES = 4 << 20
+
+Lane = tuple[str, str | None]
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """Newer than everything begun on its lane: execute it. Its start is on disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """Begun before. `report` is its recorded answer; None: the result was never recorded, execute it again."""
+
+    report: Report | None
+
+
+@dataclass(frozen=True, slots=True)
+class Old:
+    """Older than the mark of its lane: refuse it. `mark` is that newer (token, n)."""
+
+    mark: Pair
+
+
+class _Begun(msgspec.Struct, tag="begun", frozen=True):
+    card: str
+    tenant: str | None
+    token: int
+    n: int
+
+
+class _Done(msgspec.Struct, tag="done", frozen=True):
+    report: Report
+
+
+class _Read(msgspec.Struct, tag="read", frozen=True):
+    id: str
+
+
+_Line = _Begun | _Done | _Read
+
+
+@dataclass(slots=True)
+class _LaneRecord:
+    mark: Pair = (0, 0)
+    reports: dict[Pair, Report] = field(default_factory=dict[Pair, Report])
+
+
+class Marks:
+    """The marks of one agent. Every method may be called from any thread; `begin` waits for the disk."""
+
+    def __init__(self, path: Path, fd: int, lock_fd: int) -> None:
+        self._path = path
+        self._fd = fd
+        self._lock_fd = lock_fd
+        self._size = 0
+        self._lanes: dict[Lane, _LaneRecord] = {}
+        self._outbox: str | None = None
+        self._guard = threading.Lock()
+        self._encode = msgspec.json.Encoder().encode
+
+    @classmethod
+    def open(cls, path: Path) -> Marks:
+        """Read what the last run left (a torn last line is dropped) and write it anew, compacted.
+
+        Raises ConfigError when another agent has the file, OSError when the folder cannot be written.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock_fd = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            marks = cls(path, -1, lock_fd)
+            marks._replay(path.read_bytes() if path.exists() else b"")
+            marks._compact()
+        except BlockingIOError:
+            os.close(lock_fd)
+            raise ConfigError([f"{path}: another agent uses these marks; give each agent its own state_dir"]) from None
+        except BaseException:
+            os.close(lock_fd)
+            raise
+        return marks
+
+    @property
+    def highest_token(self) -> int:
+        """The highest token of any command begun here; 0 when there was none."""
+        with self._guard:
+            return max((record.mark[0] for record in self._lanes.values()), default=0)
+
+    @property
+    def outbox(self) -> str | None:
+        """The outbox entry up to which everything was answered; None before the first."""
+        with self._guard:
+            return self._outbox
+
+    def mark(self, card: str, tenant: str | None) -> Pair:
+        """The newest (token, n) begun for the tenant on the card; (0, 0) when there was none."""
+        with self._guard:
+            record = self._lanes.get((card, tenant))
+            return record.mark if record else (0, 0)
+
+    def answer(self, command: Command) -> Report | None:
+        """The recorded answer to exactly this command, if there is one."""
+        with self._guard:
+            record = self._lanes.get((command.card, command.tenant))
+            return record.reports.get((command.token, command.n)) if record else None
+
+    def begin(self, command: Command) -> Fresh | Repeat | Old:
+        """Decide what to do with a command; `Fresh` is returned once the new mark is durable."""
+        pair = (command.token, command.n)
+        with self._guard:
+            record = self._lanes.setdefault((command.card, command.tenant), _LaneRecord())
+            if pair in record.reports or pair == record.mark:
+                return Repeat(record.reports.get(pair))
+            if pair < record.mark:
+                return Old(record.mark)
+            self._append(_Begun(command.card, command.tenant, command.token, command.n))
+            os.fdatasync(self._fd)
+            record.mark = pair
+            return Fresh()
+
+    def finish(self, report: Report) -> None:
+        """Record the answer of a command that was begun."""
+        with self._guard:
+            self._append(_Done(report))
+            self._remember(report)
+            if self._size > COMPACT_BYTES:
+                self._compact()
+
+    def advance(self, outbox_id: str) -> None:
+        """Everything up to this outbox entry is answered: the next run reads on from here."""
+        with self._guard:
+            self._append(_Read(outbox_id))
+            self._outbox = outbox_id
+
+    def close(self) -> None:
+        """Give the file up to the next agent."""
+        with self._guard:
+            os.close(self._fd)
+            os.close(self._lock_fd)
+
+    def _remember(self, report: Report) -> None:
+        record = self._lanes.setdefault((report.card, report.tenant), _LaneRecord())
+        pair = (report.token, report.n)
+        record.mark = max(record.mark, pair)
+        record.reports[pair] = report
+        while len(record.reports) > REPORTS_KEPT:
+            del record.reports[min(record.reports)]
+
+    def _append(self, line: _Line) -> None:
+        data = self._encode(line) + b"\n"
+        done = 0
+        try:
+            while done < len(data):
+                done += os.write(self._fd, data[done:])
+        except OSError:
+            os.ftruncate(self._fd, self._size)
+            raise
+        self._size += len(data)
+
+    def _replay(self, content: bytes) -> None:
+        """Take in every readable line: marks only rise, so an unreadable one (torn by a crash) is left out."""
+        decode = msgspec.json.Decoder(_Line).decode
+        for raw in content.split(b"\n"):
+            try:
+                line = decode(raw)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue
+            match line:
+                case _Begun(card=card, tenant=tenant, token=token, n=n):
+                    record = self._lanes.setdefault((card, tenant), _LaneRecord())
+                    record.mark = max(record.mark, (token, n))
+                case _Done(report=report):
+                    self._remember(report)
+                case _Read(id=outbox_id):
+                    self._outbox = outbox_id
+
+    def _lines(self) -> Iterator[_Line]:
+        for (card, tenant), record in self._lanes.items():
+            yield _Begun(card, tenant, *record.mark)
+            yield from map(_Done, record.reports.values())
+        if self._outbox is not None:
+            yield _Read(self._outbox)
+
+    def _compact(self) -> None:
+        data = b"".join(self._encode(line) + b"\n" for line in self._lines())
+        fresh = self._path.with_name(self._path.name + ".new")
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fsync(fd)
+            fresh.replace(self._path)
+            _sync_folder(self._path.parent)
+        except BaseException:
+            os.close(fd)
+            raise
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._size = fd, len(data)
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

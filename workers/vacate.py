@@ -1,0 +1,112 @@
+"""`vacate`: prove that a card is free before it is given on.
+
+Invariant: `ok` only when the probe itself showed the MiB asked for and every departed holder was seen gone, at the
+same look. It changes nothing; it may be cancelled at any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+
+import msgspec
+
+from swapper.core.types import Departed
+from workers.backend import Reading
+from workers.observe import Sight
+from workers.vram.holders import Holder
+
+POLL_S = 0.02
+"""Between looks during the first `EAGER_S` seconds; afterwards the pause doubles up to `SLOW_POLL_S`."""
+EAGER_S = 2.0
+SLOW_POLL_S = 0.25
+
+
+class VacateArgs(msgspec.Struct, frozen=True):
+    """Arguments of the verb. `now_ms` is the store's time at the order, the clock `free_ms` belongs to."""
+
+    need_mib: int
+    limit_ms: int
+    departed: tuple[Departed, ...] = ()
+    now_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Vacated:
+    """How it ended: `holders` (pids, tenants, labels) are who was still there, empty when the card is free."""
+
+    free: bool
+    free_mib: int
+    holders: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaving:
+    """A departed holder: its process where it named one, else the moment (loop time, s) we stop waiting for it."""
+
+    label: str
+    process: Holder | None
+    free_at: float
+
+    def gone(self, now: float) -> bool:
+        return now >= self.free_at if self.process is None else not self.process.alive
+
+
+async def vacate(sight: Sight, card: str, args: VacateArgs) -> Vacated:
+    """Look until the card is free, at most `limit_ms`. Raises what the probe raises."""
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    deadline = started + args.limit_ms / 1000
+    pause = POLL_S
+    exited = asyncio.Event()
+    with ExitStack() as stack:
+        leaving = _leaving(stack, args, started, exited)
+        while True:
+            reading = await _look(sight, card, leaving)
+            now = loop.time()
+            remaining = [holder for holder in leaving if not holder.gone(now)]
+            if reading.free_mib >= args.need_mib and not remaining:
+                return Vacated(True, reading.free_mib, ())
+            if now >= deadline:
+                return Vacated(False, reading.free_mib, _names(reading, remaining))
+            await _pause(exited, min(pause, deadline - now))
+            if now - started > EAGER_S:
+                pause = min(pause * 2, SLOW_POLL_S)
+
+
+def _leaving(stack: ExitStack, args: VacateArgs, started: float, exited: asyncio.Event) -> Sequence[_Leaving]:
+    now_ms = time.time_ns() // 1_000_000 if args.now_ms is None else args.now_ms
+    leaving: list[_Leaving] = []
+    for departed in args.departed:
+        process = None if departed.pid is None else Holder(departed.pid)
+        if process is not None:
+            stack.callback(process.close)
+            process.wake_on_exit(exited)
+        label = departed.label or departed.lease
+        leaving.append(_Leaving(label, process, started + (departed.free_ms - now_ms) / 1000))
+    return leaving
+
+
+async def _look(sight: Sight, card: str, leaving: Sequence[_Leaving]) -> Reading:
+    pids = [holder.process.pid for holder in leaving if holder.process and holder.process.alive]
+    return await sight.reading(card, await sight.states(card), pids)
+
+
+async def _pause(exited: asyncio.Event, seconds: float) -> None:
+    exited.clear()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await exited.wait()
+
+
+def _names(reading: Reading, remaining: Sequence[_Leaving]) -> tuple[str, ...]:
+    """Everyone the probe named, then those it cannot see, by the label of their lease."""
+    unseen = (
+        f"{holder.label} (pid {holder.process.pid})" if holder.process else holder.label
+        for holder in remaining
+        if holder.process is None or not any(f"pid {holder.process.pid}" in name for name in reading.holders)
+    )
+    return (*reading.holders, *unseen)

@@ -1,0 +1,154 @@
+"""The verbs of an agent: what each command asks of a backend, and the data of its answer.
+
+Invariant: an expected failure (BackendError, SaveUnsupported, arguments nobody understands) is an outcome with one
+sentence; anything else is raised for the supervisor. It knows backends and probes, and nothing of order or the store.
+
+Data of the answers: drain `slots: [{slot, tokens}]`; save `snapshot, slot, tokens, bytes` (tokens 0: an empty slot,
+nothing kept), or failed with `unsupported: true`; load `n_slots, n_ctx_slot, snapshots: [SnapshotInfo]`; restore
+`slot, tokens`; vacate `free_mib`, failed also `holders: [str]`; release nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TypeVar
+
+import msgspec
+
+from swapper.core.types import Command, Step
+from swapper.errors import BackendError, BackendRefused
+from workers.backend import Backend, Probe, SaveArgs, SaveUnsupported
+from workers.observe import Sight, TenantPlace
+from workers.vacate import VacateArgs, vacate
+
+RELEASE_LIMIT_MS = 60_000
+
+ArgsT = TypeVar("ArgsT")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a verb came to. `backend_ms` is the server's own time where it told one."""
+
+    ok: bool
+    detail: str | None = None
+    backend_ms: float | None = None
+    data: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+class _Save(msgspec.Struct, frozen=True):
+    slot: int
+    name: str
+
+
+class _Release(msgspec.Struct, frozen=True):
+    limit_ms: int = RELEASE_LIMIT_MS
+
+
+class _Restore(msgspec.Struct, frozen=True):
+    snapshot: str
+    slot: int
+
+
+class Verbs:
+    """Runs one command against the backends and probes of a host."""
+
+    def __init__(
+        self,
+        backends: Mapping[str, Backend],
+        tenants: Mapping[str, TenantPlace],
+        probes: Mapping[str, Probe],
+        sight: Sight,
+    ) -> None:
+        self._backends = backends
+        self._tenants = tenants
+        self._probes = probes
+        self._sight = sight
+        self._on_tenant: Mapping[str, Callable[[Backend, str, Command], Awaitable[Outcome]]] = {
+            Step.DRAIN: _drain,
+            Step.SAVE: _save,
+            Step.RELEASE: _release,
+            Step.LOAD: _load,
+            Step.RESTORE: _restore,
+        }
+
+    async def run(self, command: Command) -> Outcome:
+        """Carry the command out; see the module text for the data."""
+        try:
+            if command.verb == Step.VACATE:
+                return await self._vacate(command)
+            verb = self._on_tenant.get(command.verb)
+            if verb is None:
+                return Outcome(False, f"this agent has no verb {command.verb!r}; is it older than its coordinator?")
+            backend, tenant = self._backend(command)
+            return await verb(backend, tenant, command)
+        except BackendError as error:
+            return Outcome(False, str(error))
+
+    def _backend(self, command: Command) -> tuple[Backend, str]:
+        place = self._tenants.get(command.tenant or "")
+        backend = self._backends.get(place.server) if place else None
+        if backend is None or command.tenant is None:
+            raise BackendRefused(f"{command.tenant} is not configured on this host")
+        return backend, command.tenant
+
+    async def _vacate(self, command: Command) -> Outcome:
+        if command.card not in self._probes:
+            raise BackendRefused(f"card {command.card} is not configured on this host")
+        args = _args(command, VacateArgs)
+        seen = await vacate(self._sight, command.card, args)
+        if seen.free:
+            return Outcome(True, data={"free_mib": seen.free_mib})
+        names = ", ".join(seen.holders) or "nobody we can name"
+        return Outcome(
+            False,
+            f"{seen.free_mib} of {args.need_mib} MiB free after {args.limit_ms / 1000:g} s; held by {names}",
+            data={"free_mib": seen.free_mib, "holders": list(seen.holders)},
+        )
+
+
+def _args(command: Command, shape: type[ArgsT]) -> ArgsT:
+    try:
+        return msgspec.convert(dict(command.args), shape)
+    except msgspec.ValidationError as error:
+        raise BackendRefused(f"{command.verb}: cannot use the arguments: {error}") from error
+
+
+async def _drain(backend: Backend, tenant: str, _command: Command) -> Outcome:
+    quiesced = await backend.quiesce(tenant)
+    return Outcome(True, data={"slots": [asdict(use) for use in quiesced.slots]})
+
+
+async def _save(backend: Backend, tenant: str, command: Command) -> Outcome:
+    args = _args(command, _Save)
+    extra = {key: value for key, value in command.args.items() if key not in {"slot", "name"}}
+    try:
+        saved = await backend.save(tenant, SaveArgs(args.slot, args.name, extra))
+    except SaveUnsupported as error:
+        sentence = str(error) or f"the server of {tenant} cannot save slots"
+        return Outcome(False, sentence, data={"unsupported": True})
+    data = {"snapshot": saved.snapshot, "slot": saved.slot, "tokens": saved.tokens, "bytes": saved.bytes}
+    return Outcome(True, backend_ms=saved.backend_ms, data=data)
+
+
+async def _release(backend: Backend, tenant: str, command: Command) -> Outcome:
+    await backend.release(tenant, limit_ms=_args(command, _Release).limit_ms)
+    return Outcome(True)
+
+
+async def _load(backend: Backend, tenant: str, _command: Command) -> Outcome:
+    loaded = await backend.load(tenant)
+    data = {
+        "n_slots": loaded.n_slots,
+        "n_ctx_slot": loaded.n_ctx_slot,
+        "snapshots": [asdict(snapshot) for snapshot in loaded.snapshots],
+    }
+    return Outcome(True, backend_ms=loaded.backend_ms, data=data)
+
+
+async def _restore(backend: Backend, tenant: str, command: Command) -> Outcome:
+    args = _args(command, _Restore)
+    restored = await backend.restore(tenant, args.snapshot, args.slot)
+    data = {"slot": restored.slot, "tokens": restored.tokens}
+    return Outcome(True, backend_ms=restored.backend_ms, data=data)
