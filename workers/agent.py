@@ -61,7 +61,7 @@ class Agent:
         self._after = marks.outbox or "0"
         self._unanswered: dict[str, bool] = {}
         self._greeted = asyncio.Event()
-        self._store_was_away = False
+        self._must_greet = True
         self._running: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -90,36 +90,36 @@ class Agent:
             await self._lanes.close()
 
     async def _read_on(self) -> None:
-        await self._greet()
         while True:
-            commands = await until_stored("read the outbox", self._next_commands)
-            if self._store_was_away:
-                await self._greet()
-            for stored in commands:
+            for stored in await until_stored("read the outbox", self._next_commands):
                 self._after = stored.id
                 self._unanswered[stored.id] = True
                 self._lanes.put(stored)
 
     async def _next_commands(self) -> Sequence[Stored]:
         try:
+            if self._must_greet:
+                await self._link.report(self._hello())
+                self._must_greet = False
+                self._greeted.set()
             return await self._link.outbox(self.executor, after=self._after, block_ms=BLOCK_MS)
         except StoreDown:
-            self._store_was_away = True
+            self._must_greet = True
             raise
 
-    async def _greet(self) -> None:
-        """Tell the highest token: a store that was rolled back must not give it out again."""
-        self._store_was_away = False
-        await self._volunteer("hello", {"mark": self._marks.highest_token})
-        self._greeted.set()
+    def _hello(self) -> Report:
+        """Tells the highest token: a store that was rolled back must not give it out again."""
+        return self._news("hello", {"mark": self._marks.highest_token})
 
     async def _watch_on(self) -> None:
         await self._greeted.wait()
         await self._watch.run()
 
     async def _volunteer(self, verb: str, data: Mapping[str, object]) -> None:
-        report = Report(self.executor, card="", tenant=None, token=0, n=0, verb=verb, outcome="ok", data=data)
-        await self._deliver(report)
+        await self._deliver(self._news(verb, data))
+
+    def _news(self, verb: str, data: Mapping[str, object]) -> Report:
+        return Report(self.executor, card="", tenant=None, token=0, n=0, verb=verb, outcome="ok", data=data)
 
     async def _deliver(self, report: Report) -> None:
         await until_stored(f"report {report.verb}", lambda: self._link.report(report))

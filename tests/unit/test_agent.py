@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def backend() -> RecordingBackend:
 @pytest.fixture
 def running(tmp_path: Path, link: MemoryLink, backend: RecordingBackend) -> Running:
     @asynccontextmanager
-    async def run() -> AsyncIterator[Agent]:
+    async def run() -> AsyncGenerator[Agent]:
         marks = Marks.open(tmp_path / "marks")
         places = {tenant: Place("gpu0", "llama") for tenant in backend.tenants}
         agent = Agent("main", link, {"llama": backend}, places, {"gpu0": ScriptedProbe()}, marks)
