@@ -165,7 +165,8 @@ def _launch(folder: Path, lock: int) -> None:
     path.unlink(missing_ok=True)
     (folder / "pid").unlink(missing_ok=True)
     fresh = folder / "address.new"
-    fresh.write_text(str(path))
+    with open(fresh, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as record:
+        record.write(str(path))
     fresh.replace(folder / "address")
     failures: list[str] = []
     for binary in _binaries(failures):

@@ -87,14 +87,15 @@ class RedisStore(Functions):
             raise ConfigError([f"redis: {without_secret(url)!r}: {error}"]) from error
         store = cls(calls, reads, prefix=prefix, where=without_secret(url))
         try:
-            await store._refuse_old()
+            await store.refuse_old()
             await store.load()
         except BaseException:
             await store.close()
             raise
         return store
 
-    async def _refuse_old(self) -> None:
+    async def refuse_old(self) -> None:
+        """Raise ConfigError when the server is older than 7.0, which has no functions."""
         info = await self._do("INFO", "server")
         version = str(_info(info).get("redis_version", "0"))
         if int(version.split(".")[0]) < 7:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field, replace
 
 from swapper.core.commit import Commit, Committed, Conflict, LeaseChange
@@ -41,6 +42,11 @@ async def ask(store: RedisStore, lease_id: str, wanted: LeaseRequest | None = No
     answer = await store.enqueue(wanted or request(), lease_id=lease_id, max_queue=10_000, now_ms=now_ms)
     assert isinstance(answer, Enqueued)
     return answer.lease
+
+
+async def ask_all(store: RedisStore, prefix: str, count: int, wanted: LeaseRequest) -> None:
+    """Many alike, at once; their order among each other is not given."""
+    await asyncio.gather(*(ask(store, f"{prefix}{number}", wanted) for number in range(count)))
 
 
 async def card_of(store: RedisStore, name: str = "gpu0") -> Card:

@@ -38,6 +38,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded]:
     assert asyncio.run(embedded.stop(folder))
 
 
+@pytest.fixture
+async def real(server: Embedded) -> AsyncIterator[RedisStore]:
+    """An empty store on the real server, where fakeredis is too slow or lies (it swallows a reader's cancellation)."""
+    made = await RedisStore.open(server.url, prefix=f"{{t{next(_numbers)}}}")
+    yield made
+    await made.close()
+
+
 @pytest.fixture(params=["fakeredis", "valkey"])
 async def store(request: pytest.FixtureRequest, server: Embedded) -> AsyncIterator[RedisStore]:
     """An empty store."""
