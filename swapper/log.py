@@ -16,8 +16,8 @@ from structlog.types import Processor
 
 def setup(*, stream: TextIO | None = None, as_json: bool | None = None, level: int = logging.INFO) -> None:
     """Configure structlog and logging. `as_json` None: JSON unless `stream` (standard error) is a terminal."""
-    stream = stream or sys.stderr
-    as_json = not stream.isatty() if as_json is None else as_json
+    out: TextIO = sys.stderr if stream is None else stream
+    as_json = not out.isatty() if as_json is None else as_json
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -26,9 +26,9 @@ def setup(*, stream: TextIO | None = None, as_json: bool | None = None, level: i
         structlog.processors.StackInfoRenderer(),
     ]
     render: list[Processor] = (
-        [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer(ensure_ascii=False)]
+        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(ensure_ascii=False)]
         if as_json
-        else [structlog.dev.ConsoleRenderer(colors=stream.isatty())]
+        else [structlog.dev.ConsoleRenderer(colors=out.isatty())]
     )
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
@@ -36,7 +36,7 @@ def setup(*, stream: TextIO | None = None, as_json: bool | None = None, level: i
         wrapper_class=structlog.make_filtering_bound_logger(level),
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(stream)
+    handler = logging.StreamHandler(out)
     clean = structlog.stdlib.ProcessorFormatter.remove_processors_meta
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=[clean, *render]))
     root = logging.getLogger()

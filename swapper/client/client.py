@@ -180,6 +180,8 @@ class SwapperClient:
 
     def _down(self, error: Exception) -> ApiDown:
         why = str(error) or type(error).__name__
+        if isinstance(error, aiohttp.ClientConnectorError):
+            why = error.os_error.strerror or why
         return ApiDown(f"swapper does not answer at {self.url} ({why}); is `swapper serve` running there?")
 
 

@@ -1,0 +1,150 @@
+"""What the commands share: which server, with which key, durations, and how things are printed.
+
+Invariant: a key that the configuration holds is only ever sent to the address the configuration gives. Standard
+output carries the answer, standard error everything said beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from swapper.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from swapper.client import SwapperClient
+    from swapper.config import Config
+
+    _Param = click.ParamType[float]
+else:
+    _Param = click.ParamType
+
+Json = dict[str, Any]
+_T = TypeVar("_T")
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+DEFAULT_URL = "http://127.0.0.1:9292"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where swapper is, as far as the command line and the environment say it."""
+
+    url: str | None
+    key: str | None
+    config: Path | None
+
+    def resolve(self) -> tuple[str, str | None]:
+        """Address and key: --url and --key, SWAPPER_URL and SWAPPER_KEY, else the configuration's.
+
+        Raises ConfigError.
+        """
+        if self.url is not None:
+            return self.url, self.key
+        from swapper.config.load import PREFIX, find, load
+
+        named = self.config is not None or find(os.environ) is not None
+        if not named and not any(name.startswith(PREFIX) for name in os.environ):
+            return DEFAULT_URL, self.key
+        config = load(self.config, os.environ)
+        return _address(config), self.key or _own_key(config)
+
+    def call(self, work: Callable[[SwapperClient], Awaitable[_T]]) -> _T:
+        """Run `work` with a client of that server."""
+        from swapper.client import SwapperClient
+
+        url, key = self.resolve()
+
+        async def connected() -> _T:
+            async with SwapperClient(url, key) as client:
+                return await work(client)
+
+        return asyncio.run(connected())
+
+
+def _address(config: Config) -> str:
+    host, port = config.listen
+    if port == 0:
+        raise ConfigError(["listen: the port is left to the system; say where swapper is with --url"])
+    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _own_key(config: Config) -> str | None:
+    """The key with the most rights the configuration has."""
+    by_rights = sorted(config.keys, key=lambda key: ("admin" in key.scopes, len(key.scopes)), reverse=True)
+    return by_rights[0].secret if by_rights else None
+
+
+def server_options(command: _Command) -> _Command:
+    """Adds --url, --key, -c and --json; the command gets `server: Server` and `as_json: bool`."""
+
+    def pack(context: click.Context, _parameter: click.Parameter, value: Path | None) -> Path | None:
+        given = context.params
+        context.params["server"] = Server(given.pop("url", None), given.pop("key", None), value)
+        return value
+
+    options = [
+        click.option("--url", envvar="SWAPPER_URL", is_eager=True, help="Where swapper is.", show_envvar=True),
+        click.option("--key", envvar="SWAPPER_KEY", is_eager=True, help="API key.", show_envvar=True),
+        click.option(
+            "-c", "--config", "_config", type=click.Path(path_type=Path), callback=pack, expose_value=False,
+            help="Configuration to take server and key from.",
+        ),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+    ]  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+class Duration(_Param):
+    """`30s`, `10m`, `2h` -> seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401
+        """Seconds as float; a wrong text is a usage error that says what to write."""
+        if isinstance(value, int | float):
+            return float(value)
+        from swapper.config.units import duration_ms
+
+        try:
+            return duration_ms(value) / 1000
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def print_json(value: object) -> None:
+    """JSON on standard output."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def console() -> Console:
+    """Standard output for people: colours on a terminal only, no markup in what the server says, no cut cells."""
+    from rich.console import Console
+
+    made = Console(markup=False, highlight=False, emoji=False)
+    return made if made.is_terminal else Console(markup=False, highlight=False, emoji=False, width=200)
+
+
+def mib(value: object) -> str:
+    """MiB for people: `19.5 GiB`, `512 MiB`, `?` when unknown."""
+    if not isinstance(value, int):
+        return "?"
+    return f"{value / 1024:.4g} GiB" if value >= 1024 else f"{value} MiB"
+
+
+def lease_line(lease: Mapping[str, Any]) -> str:
+    """One lease in one line."""
+    size = "whole card" if lease["vram_mib"] is None else mib(lease["vram_mib"])
+    label = f" {lease['label']!r}" if lease["label"] else ""
+    return f"{lease['id']} {lease['state']} on {lease['card'] or 'any card'} ({size}, {lease['owner']}){label}"

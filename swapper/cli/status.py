@@ -1,0 +1,83 @@
+"""`swapper status`: cards, who has them, who waits and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from swapper.cli.common import Json, Server, console, lease_line, mib, print_json, server_options
+
+
+@click.command(epilog="Example: swapper status --json")
+@server_options
+def status(server: Server, as_json: bool) -> None:
+    """What is on which card, and who waits for it."""
+    found = server.call(lambda client: client.status())
+    if as_json:
+        return print_json(found)
+    return _tell(found)
+
+
+def _tell(found: Json) -> None:
+    from rich.table import Table
+
+    out = console()
+    for problem in found["problems"]:
+        click.echo(f"warning: {problem}", err=True)
+    for card in found["cards"]:
+        out.print(_card_line(card))
+        for line in _card_notes(card):
+            out.print(f"  {line}")
+        tenants = [tenant for tenant in found["tenants"] if tenant["card"] == card["name"]]
+        table = Table("  tenant", "state", "needs", "gate", "conversations", "", box=None)
+        for tenant in tenants:
+            table.add_row(*_tenant_cells(tenant))
+        if tenants:
+            out.print(table)
+    for lease in found["leases"]:
+        out.print(lease_line(lease))
+        out.print(f"  {lease['explain']}")
+    for demand in found["demand"]:
+        if demand["waiting"]:
+            out.print(f"{demand['waiting']} {demand['class']} calls: {demand['explain']}")
+    if not found["leases"]:
+        out.print("no leases")
+
+
+def _card_line(card: Json) -> str:
+    vram = card["vram"]
+    used = "" if vram["used_mib"] is None else f"{mib(vram['used_mib'])} used of "
+    return f"{card['name']}: {card['phase']}, {used}{mib(vram['total_mib'])}"
+
+
+def _card_notes(card: Json) -> list[str]:
+    notes: list[str] = []
+    if card["fault"]:
+        notes.append(f"fault: {card['fault']['reason']}")
+    if card["swap"]:
+        notes.append(f"swap {card['swap']['id']}: {card['swap']['cause']}")
+    if card["return_to"]:
+        notes.append(f"comes back afterwards: {', '.join(card['return_to'])}")
+    if card["holders"]:
+        notes.append(f"VRAM held by: {', '.join(map(_holder, card['holders']))}")
+    notes += [f"{tenant} could not be loaded: {failure['reason']}" for tenant, failure in card["failed"].items()]
+    return notes
+
+
+def _holder(holder: Any) -> str:  # noqa: ANN401
+    return holder if isinstance(holder, str) else " ".join(f"{name}={value}" for name, value in holder.items())
+
+
+def _tenant_cells(tenant: Json) -> tuple[str, ...]:
+    talks = tenant["conversations"]
+    tokens = sum(talk["tokens"] for talk in talks)
+    marks = [name for name in ("default", "pinned") if tenant[name]]
+    return (
+        f"  {tenant['id']}",
+        tenant["state"] or "not observed",
+        mib(tenant["need_mib"]),
+        "open" if tenant["open"] else "closed",
+        f"{len(talks)} ({tokens} tokens)" if talks else "",
+        ", ".join(marks),
+    )

@@ -1,0 +1,110 @@
+"""`swapper swaps [ID]`: which swaps ran, and one of them step by step on a time axis."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import click
+
+from swapper.cli.common import Json, Server, console, print_json, server_options
+
+_WIDTH = 40
+
+
+@click.command(epilog="Example: swapper swaps sw_01J...")
+@click.argument("swap_id", metavar="[ID]", required=False)
+@click.option("--card", help="Only swaps of this card.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True)
+@server_options
+def swaps(server: Server, as_json: bool, swap_id: str | None, card: str | None, limit: int) -> None:
+    """Swaps, the newest first; with an ID its steps and conversations."""
+    if swap_id is not None:
+        found = server.call(lambda client: client.swap(swap_id))
+        return print_json(found) if as_json else _one(found)
+    items = server.call(lambda client: client.swaps(limit=limit, card=card))
+    if as_json:
+        return print_json({"items": items, "next_cursor": None})
+    return _many(items)
+
+
+def _many(items: list[Json]) -> None:
+    if not items:
+        return click.echo("no swaps yet")
+    from rich.table import Table
+
+    table = Table("id", "card", "cause", "from", "to", "outcome", box=None)
+    table.add_column("ms", justify="right")
+    table.add_column("conversations", justify="right")
+    for item in items:
+        sides = [", ".join(item[side]) or "-" for side in ("from", "to")]
+        outcome = item["outcome"] or f"running: {item['stage']}"
+        taken = "" if item["overhead_ms"] is None else str(item["overhead_ms"])
+        talks = item["conversations"]
+        table.add_row(item["id"], item["card"], item["cause"], *sides, outcome, taken, str(len(talks)) if talks else "")
+    return console().print(table)
+
+
+def _one(swap: Json) -> None:
+    from rich.table import Table
+
+    out = console()
+    outcome = swap["outcome"] or f"running: {swap['stage']}"
+    total = "" if swap["overhead_ms"] is None else f", {swap['overhead_ms']} ms"
+    out.print(f"{swap['id']} on {swap['card']}: {outcome}{total}; cause: {swap['cause']}")
+    if swap["reason"]:
+        out.print(f"  {swap['reason']}")
+    start, span = _axis(swap)
+    table = Table("step", "tenant", box=None)
+    table.add_column("ms", justify="right")
+    table.add_column("server ms", justify="right")
+    table.add_column("when", no_wrap=True, min_width=_WIDTH)
+    table.add_column("outcome")
+    for step in swap["steps"]:
+        taken = step["ms"]
+        backend = step["backend_ms"]
+        offset = _ms(step["started_at"]) - start
+        said = step["outcome"] + (f": {step['detail']}" if step["detail"] else "")
+        table.add_row(
+            step["step"],
+            step["tenant"] or "",
+            "" if taken is None else str(taken),
+            "" if backend is None else f"{backend:.1f}",
+            _bar(offset, span - offset if taken is None else taken, span),
+            said,
+        )
+    out.print(table)
+    _conversations(swap)
+
+
+def _conversations(swap: Json) -> None:
+    if not swap["conversations"]:
+        return
+    from rich.table import Table
+
+    table = Table("conversation of", "slot", "tokens", "bytes", "saved", "restored", "result", "cache_n", box=None)
+    for talk in swap["conversations"]:
+        result = (talk["result"] or "") + (f": {talk['reason']}" if talk["reason"] else "")
+        figures = (talk["slot"], talk["tokens"], talk["bytes"])
+        marks = ("yes" if talk["saved"] else "no", "yes" if talk["restored"] else "no")
+        cached = "" if talk["cache_n"] is None else str(talk["cache_n"])
+        table.add_row(talk["model"], *map(str, figures), *marks, result, cached)
+    console().print(table)
+
+
+def _axis(swap: Json) -> tuple[float, float]:
+    """Start of the swap and its length so far, in ms."""
+    start = _ms(swap["started_at"])
+    ends = [_ms(step["started_at"]) + (step["ms"] or 0) for step in swap["steps"]]
+    if swap["ended_at"] is not None:
+        ends.append(_ms(swap["ended_at"]))
+    return start, max(max(ends, default=start) - start, 1.0)
+
+
+def _bar(offset: float, taken: float, span: float) -> str:
+    begin = min(_WIDTH - 1, max(0, int(offset / span * _WIDTH)))
+    length = max(1, min(_WIDTH - begin, round(taken / span * _WIDTH)))
+    return " " * begin + "━" * length
+
+
+def _ms(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp() * 1000
