@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from swapper.core.types import Command, Report
+from swapper.core.types import Command, Report, Step
 from swapper.errors import StoreDown
 from workers.backend import Backend, Probe
 from workers.lanes import Lanes, Stored
@@ -22,6 +22,9 @@ from workers.verbs import Outcome, Verbs
 from workers.watch import Watch
 
 BLOCK_MS = 5_000
+"""One blocking read of the outbox."""
+
+_CHANGING = frozenset({str(Step.RELEASE), str(Step.LOAD)})
 
 
 class Link(Protocol):
@@ -55,8 +58,9 @@ class Agent:
         self._link = link
         self._marks = marks
         sight = Sight(backends, tenants, probes)
-        self._verbs = Verbs(backends, tenants, probes, sight)
-        self._watch = Watch(backends, tenants, sight, self._volunteer)
+        self._tenants = sight.tenants
+        self._verbs = Verbs(backends, sight)
+        self._watch = Watch(backends, sight, marks.card_token, self._volunteer)
         self._lanes = Lanes(self)
         self._after = marks.outbox or "0"
         self._unanswered: dict[str, bool] = {}
@@ -145,11 +149,12 @@ class Agent:
             data=outcome.data,
         )
         await self._record(report)
+        await self._show(report)
         return report
 
     async def refuse(self, command: Command, newer: Pair) -> Report:
         """The answer to a command that a newer one has overtaken; recorded if it had begun."""
-        report = _answer(command, "refused", detail=_older(newer))
+        report = _refused(command, newer)
         if self._marks.mark(command.card, command.tenant) >= (command.token, command.n):
             await self._record(report)
         return report
@@ -170,17 +175,26 @@ class Agent:
             case Repeat(report) if report is not None:
                 return report
             case Old(mark):
-                return _answer(command, "refused", detail=_older(mark))
+                return _refused(command, mark)
             case _:
                 return await self._verbs.run(command)
+
+    async def _show(self, report: Report) -> None:
+        """Report what the verb changed before its answer, so that no older observation outlives a finished swap."""
+        place = self._tenants.get(report.tenant or "")
+        if place is not None and report.verb in _CHANGING:
+            await supervised(f"look at {place.server}", self._watch.look(place.server))
 
     async def _record(self, report: Report) -> None:
         """A result that cannot be written is still delivered: without it the verb only runs once more."""
         await supervised("write the marks", asyncio.to_thread(self._marks.finish, report))
 
 
-def _older(mark: Pair) -> str:
-    return f"overtaken by command {mark[1]} of token {mark[0]}"
+def _refused(command: Command, newer: Pair) -> Report:
+    """Where a newer *token* is the reason, `mark` tells it: a store that was rolled back must go on above it."""
+    token, n = newer
+    data = {"mark": token} if token > command.token else {}
+    return _answer(command, "refused", detail=f"overtaken by command {n} of token {token}", data=data)
 
 
 def _answer(

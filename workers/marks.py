@@ -72,7 +72,10 @@ class _LaneRecord:
 
 
 class Marks:
-    """The marks of one agent. Every method may be called from any thread; `begin` waits for the disk."""
+    """The marks of one agent, for any thread. `begin`, `finish` and `advance` wait for the disk, the rest never does.
+
+    `_writing` is held by whoever writes the file, `_guard` only while the tables in memory are touched.
+    """
 
     def __init__(self, path: Path, fd: int, lock_fd: int) -> None:
         self._path = path
@@ -81,6 +84,7 @@ class Marks:
         self._size = 0
         self._lanes: dict[Lane, _LaneRecord] = {}
         self._outbox: str | None = None
+        self._writing = threading.Lock()
         self._guard = threading.Lock()
         self._encode = msgspec.json.Encoder().encode
 
@@ -111,11 +115,15 @@ class Marks:
         with self._guard:
             return max((record.mark[0] for record in self._lanes.values()), default=0)
 
+    def card_token(self, card: str) -> int:
+        """The highest token of any command begun on the card; 0 when there was none."""
+        with self._guard:
+            return max((r.mark[0] for (on, _), r in self._lanes.items() if on == card), default=0)
+
     @property
     def outbox(self) -> str | None:
         """The outbox entry up to which everything was answered; None before the first."""
-        with self._guard:
-            return self._outbox
+        return self._outbox
 
     def mark(self, card: str, tenant: str | None) -> Pair:
         """The newest (token, n) begun for the tenant on the card; (0, 0) when there was none."""
@@ -132,34 +140,37 @@ class Marks:
     def begin(self, command: Command) -> Fresh | Repeat | Old:
         """Decide what to do with a command; `Fresh` is returned once the new mark is durable."""
         pair = (command.token, command.n)
-        with self._guard:
-            record = self._lanes.setdefault((command.card, command.tenant), _LaneRecord())
-            if pair in record.reports or pair == record.mark:
-                return Repeat(record.reports.get(pair))
-            if pair < record.mark:
-                return Old(record.mark)
+        with self._writing:
+            with self._guard:
+                record = self._lanes.setdefault((command.card, command.tenant), _LaneRecord())
+                if pair in record.reports or pair == record.mark:
+                    return Repeat(record.reports.get(pair))
+                if pair < record.mark:
+                    return Old(record.mark)
             self._append(_Begun(command.card, command.tenant, command.token, command.n))
             os.fdatasync(self._fd)
-            record.mark = pair
+            with self._guard:
+                record.mark = pair
             return Fresh()
 
     def finish(self, report: Report) -> None:
         """Record the answer of a command that was begun."""
-        with self._guard:
+        with self._writing:
             self._append(_Done(report))
-            self._remember(report)
+            with self._guard:
+                self._remember(report)
             if self._size > COMPACT_BYTES:
                 self._compact()
 
     def advance(self, outbox_id: str) -> None:
         """Everything up to this outbox entry is answered: the next run reads on from here."""
-        with self._guard:
+        with self._writing:
             self._append(_Read(outbox_id))
             self._outbox = outbox_id
 
     def close(self) -> None:
         """Give the file up to the next agent."""
-        with self._guard:
+        with self._writing:
             os.close(self._fd)
             os.close(self._lock_fd)
 

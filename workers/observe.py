@@ -1,18 +1,18 @@
-"""What an agent sees: the states of all tenants and the readings of all cards of its host.
+"""What an agent can see: the tenants' states through its backends, the cards' VRAM through its probes.
 
-Invariant: only what a backend or a probe said stands here, never what a command was meant to do; a server that does
-not answer in time makes its tenants `unreachable`. It reads backends and probes and changes nothing.
+Invariant: only what a backend or a probe said comes from here, never what a command was meant to do; a server that
+does not answer in time makes its tenants `unreachable`. It reads and changes nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from workers.backend import Backend, Probe, Reading, TenantState
 from workers.supervise import Crash, supervised
+from workers.vram.holders import Holder
 
 OBSERVE_S = 5.0
 """A server that takes longer to say what it holds counts as not answering."""
@@ -32,14 +32,6 @@ class TenantPlace(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """One look: the states, and the data of an `observed` report with them and the cards' readings (MiB)."""
-
-    states: Mapping[str, TenantState]
-    data: dict[str, object]
-
-
 class Sight:
     """Looks at the backends (by server name) and probes (by card name) of one host."""
 
@@ -50,36 +42,36 @@ class Sight:
         probes: Mapping[str, Probe],
     ) -> None:
         self._backends = backends
-        self._tenants = tenants
         self._probes = probes
+        self._lingering: dict[str, tuple[Holder, ...]] = {}
+        self.tenants = {tenant: place for tenant, place in tenants.items() if place.server in backends}
+        self.servers = tuple(backends)
+        self.cards = tuple(probes)
 
-    async def states(self, card: str | None = None) -> dict[str, TenantState]:
-        """State of every tenant, or of those on one card."""
-        ours = {t: place for t, place in self._tenants.items() if card is None or place.card == card}
-        servers = sorted({place.server for place in ours.values()} & self._backends.keys())
-        seen: dict[str, TenantState] = {}
-        for states in await asyncio.gather(*map(self._observe, servers)):
-            seen |= states
-        return {tenant: seen.get(tenant, TenantState.UNREACHABLE) for tenant in ours}
-
-    async def reading(self, card: str, states: Mapping[str, TenantState], holder_pids: Iterable[int] = ()) -> Reading:
-        """The card's VRAM; `states` may name tenants of other cards too. Raises what the probe raises."""
-        here = {t: state for t, state in states.items() if self._tenants[t].card == card}
-        return await self._probes[card].read(here, tuple(holder_pids))
-
-    async def everything(self) -> Seen:
-        """All tenants and cards; a card whose probe fails is left out (the log says why)."""
-        states = await self.states()
-        cards: dict[str, object] = {}
-        for card in self._probes:
-            reading = await supervised(f"probe {card}", self.reading(card, states))
-            if not isinstance(reading, Crash):
-                cards[card] = asdict(reading) | {"holders": list(reading.holders)}
-        return Seen(states, {"tenants": {tenant: str(state) for tenant, state in states.items()}, "cards": cards})
-
-    async def _observe(self, server: str) -> Mapping[str, TenantState]:
+    async def server(self, server: str) -> dict[str, TenantState]:
+        """State of every tenant of one server."""
         seen = await supervised(f"observe {server}", self._in_time(self._backends[server]))
-        return {} if isinstance(seen, Crash) else seen
+        states: Mapping[str, TenantState] = {} if isinstance(seen, Crash) else seen
+        ours = [tenant for tenant, place in self.tenants.items() if place.server == server]
+        return {tenant: states.get(tenant, TenantState.UNREACHABLE) for tenant in ours}
+
+    async def on_card(self, card: str) -> dict[str, TenantState]:
+        """State of every tenant of one card."""
+        servers = sorted({place.server for place in self.tenants.values() if place.card == card})
+        seen: dict[str, TenantState] = {}
+        for states in await asyncio.gather(*map(self.server, servers)):
+            seen |= states
+        return seen
+
+    async def reading(self, card: str, states: Mapping[str, TenantState], holders: Iterable[Holder] = ()) -> Reading:
+        """The card's VRAM, MiB, with those tenants of `states` that live on it. Raises what the probe raises."""
+        here = {tenant: state for tenant, state in states.items() if self.tenants[tenant].card == card}
+        known = (*holders, *self._lingering.get(card, ()))
+        return await self._probes[card].read(here, tuple(sorted({h.pid for h in known if h.alive})))
+
+    def linger(self, card: str, holders: Iterable[Holder]) -> None:
+        """Departed holders that did not go: every reading of the card counts them while they live."""
+        self._lingering[card] = tuple(holders)
 
     async def _in_time(self, backend: Backend) -> Mapping[str, TenantState]:
         try:

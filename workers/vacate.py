@@ -69,8 +69,10 @@ async def vacate(sight: Sight, card: str, args: VacateArgs) -> Vacated:
             now = loop.time()
             remaining = [holder for holder in leaving if not holder.gone(now)]
             if reading.free_mib >= args.need_mib and not remaining:
+                sight.linger(card, ())
                 return Vacated(True, reading.free_mib, ())
             if now >= deadline:
+                sight.linger(card, (holder.process for holder in remaining if holder.process))
                 return Vacated(False, reading.free_mib, _names(reading, remaining))
             await _pause(exited, min(pause, deadline - now))
             if now - started > EAGER_S:
@@ -91,8 +93,8 @@ def _leaving(stack: ExitStack, args: VacateArgs, started: float, exited: asyncio
 
 
 async def _look(sight: Sight, card: str, leaving: Sequence[_Leaving]) -> Reading:
-    pids = [holder.process.pid for holder in leaving if holder.process and holder.process.alive]
-    return await sight.reading(card, await sight.states(card), pids)
+    processes = [holder.process for holder in leaving if holder.process]
+    return await sight.reading(card, await sight.on_card(card), processes)
 
 
 async def _pause(exited: asyncio.Event, seconds: float) -> None:

@@ -18,8 +18,8 @@ import msgspec
 
 from swapper.core.types import Command, Step
 from swapper.errors import BackendError, BackendRefused
-from workers.backend import Backend, Probe, SaveArgs, SaveUnsupported
-from workers.observe import Sight, TenantPlace
+from workers.backend import Backend, SaveArgs, SaveUnsupported
+from workers.observe import Sight
 from workers.vacate import VacateArgs, vacate
 
 RELEASE_LIMIT_MS = 60_000
@@ -57,13 +57,9 @@ class Verbs:
     def __init__(
         self,
         backends: Mapping[str, Backend],
-        tenants: Mapping[str, TenantPlace],
-        probes: Mapping[str, Probe],
         sight: Sight,
     ) -> None:
         self._backends = backends
-        self._tenants = tenants
-        self._probes = probes
         self._sight = sight
         self._on_tenant: Mapping[str, Callable[[Backend, str, Command], Awaitable[Outcome]]] = {
             Step.DRAIN: _drain,
@@ -87,14 +83,13 @@ class Verbs:
             return Outcome(False, str(error))
 
     def _backend(self, command: Command) -> tuple[Backend, str]:
-        place = self._tenants.get(command.tenant or "")
-        backend = self._backends.get(place.server) if place else None
-        if backend is None or command.tenant is None:
+        place = self._sight.tenants.get(command.tenant or "")
+        if place is None or command.tenant is None:
             raise BackendRefused(f"{command.tenant} is not configured on this host")
-        return backend, command.tenant
+        return self._backends[place.server], command.tenant
 
     async def _vacate(self, command: Command) -> Outcome:
-        if command.card not in self._probes:
+        if command.card not in self._sight.cards:
             raise BackendRefused(f"card {command.card} is not configured on this host")
         args = _args(command, VacateArgs)
         seen = await vacate(self._sight, command.card, args)

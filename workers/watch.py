@@ -1,7 +1,11 @@
-"""The agent's watch: tell the coordinator what changed, and keep the servers' processes up.
+"""The agent's watch: tell the coordinator what is seen, and keep the servers' processes up.
 
-Invariant: level-triggered. What is reported is a fresh look at everything, whatever woke us; a hint that was lost costs
-`LOOK_S` at most. It starts servers through their backends and reports; it never loads or unloads a tenant.
+Invariant: level-triggered. What is reported was looked at afresh, whatever woke us, and of two looks at a server the
+later one stands; a hint that was lost costs `LOOK_S` at most. It starts servers through their backends and reports;
+it never loads or unloads a tenant.
+
+Data of `observed`: `tenants {id: state}`, `cards {name: reading, MiB}`, and `marks {card: token}`, the newest token of
+which a command had begun on the card when its servers were looked at.
 """
 
 from __future__ import annotations
@@ -9,13 +13,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 
 import structlog
 
 from swapper.errors import BackendError
 from workers.backend import Backend, TenantState
-from workers.observe import Sight, TenantPlace
-from workers.supervise import kept_running, supervised
+from workers.observe import Sight
+from workers.supervise import Crash, kept_running, supervised
 
 LOOK_S = 2.0
 """A look at everything at least this often."""
@@ -26,64 +31,111 @@ START_PAUSE_S = (1.0, 30.0)
 
 log = structlog.stdlib.get_logger("swapper.agent")
 
-Volunteer = Callable[[str, Mapping[str, object]], Awaitable[None]]
+Report = Callable[[str, Mapping[str, object]], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the last look at a server showed. `looks` numbers the looks begun, `shown` is the one that stands."""
+
+    backend: Backend
+    cards: frozenset[str]
+    looks: int = 0
+    shown: int = 0
+    states: Mapping[str, TenantState] = field(default_factory=dict[str, TenantState])
+    marks: Mapping[str, int] = field(default_factory=dict[str, int])
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    silent: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Watch:
-    """Watches the backends of one host; `report` delivers an `observed` and waits for the store as long as it takes."""
+    """Watches the backends of one host. `mark` gives a card's newest token; `report` waits for the store."""
 
     def __init__(
-        self,
-        backends: Mapping[str, Backend],
-        tenants: Mapping[str, TenantPlace],
-        sight: Sight,
-        report: Volunteer,
+        self, backends: Mapping[str, Backend], sight: Sight, mark: Callable[[str], int], report: Report
     ) -> None:
-        self._backends = backends
-        self._tenants = tenants
         self._sight = sight
+        self._mark = mark
         self._report = report
-        self._changed = asyncio.Event()
-        self._silent = {server: asyncio.Event() for server in backends}
+        self._servers = {
+            server: _Seen(backend, frozenset(p.card for p in sight.tenants.values() if p.server == server))
+            for server, backend in backends.items()
+        }
+        self._telling = asyncio.Lock()
+        self._told: dict[str, object] = {}
+        self._told_at = 0.0
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled. The first report is made when every server was looked at."""
+        await asyncio.gather(*map(self._look_at, self._servers))
         async with asyncio.TaskGroup() as group:
-            for server, backend in self._backends.items():
-                group.create_task(self._listen(server, backend))
-                group.create_task(self._keep_up(server, backend))
-            await self._look_on()
+            for server in self._servers:
+                group.create_task(self._look_on(server))
+                group.create_task(self._listen(server))
+                group.create_task(self._keep_up(server))
+            while True:
+                await self._tell()
+                await asyncio.sleep(LOOK_S)
 
-    async def _look_on(self) -> None:
-        loop = asyncio.get_running_loop()
-        sent: dict[str, object] = {}
-        sent_at = loop.time()
+    async def look(self, server: str) -> None:
+        """Look at one server and tell what is new of it before returning."""
+        await self._look_at(server)
+        await self._tell()
+
+    async def _look_at(self, server: str) -> None:
+        seen = self._servers[server]
+        seen.looks += 1
+        look = seen.looks
+        marks = {card: self._mark(card) for card in seen.cards}
+        states = await self._sight.server(server)
+        if look < seen.shown:
+            return
+        seen.shown, seen.states, seen.marks = look, states, marks
+        if states and all(state == TenantState.UNREACHABLE for state in states.values()):
+            seen.silent.set()
+        else:
+            seen.silent.clear()
+
+    async def _tell(self) -> None:
+        """Report what is known, if it is not what was last told or that was too long ago."""
+        async with self._telling:
+            picture = await self._picture()
+            now = asyncio.get_running_loop().time()
+            if picture != self._told or now - self._told_at >= REPEAT_S:
+                await self._report("observed", picture)
+                self._told, self._told_at = picture, now
+
+    async def _picture(self) -> dict[str, object]:
+        """A card whose probe fails is left out; the log says why."""
+        states = {tenant: state for seen in self._servers.values() for tenant, state in seen.states.items()}
+        cards: dict[str, object] = {}
+        for card in self._sight.cards:
+            reading = await supervised(f"probe {card}", self._sight.reading(card, states))
+            if not isinstance(reading, Crash):
+                cards[card] = asdict(reading) | {"holders": list(reading.holders)}
+        marks: dict[str, int] = {}
+        for seen in self._servers.values():
+            for card, token in seen.marks.items():
+                marks[card] = min(token, marks.get(card, token))
+        return {"tenants": {tenant: str(state) for tenant, state in states.items()}, "cards": cards, "marks": marks}
+
+    async def _look_on(self, server: str) -> None:
+        seen = self._servers[server]
         while True:
-            self._changed.clear()
-            seen = await self._sight.everything()
-            self._note_silence(seen.states)
-            if seen.data != sent or loop.time() - sent_at >= REPEAT_S:
-                await self._report("observed", seen.data)
-                sent, sent_at = seen.data, loop.time()
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
-                    await self._changed.wait()
+                    await seen.changed.wait()
+            seen.changed.clear()
+            await self.look(server)
 
-    def _note_silence(self, states: Mapping[str, TenantState]) -> None:
-        for server, silent in self._silent.items():
-            ours = [state for tenant, state in states.items() if self._tenants[tenant].server == server]
-            if ours and all(state == TenantState.UNREACHABLE for state in ours):
-                silent.set()
-            else:
-                silent.clear()
-
-    async def _listen(self, server: str, backend: Backend) -> None:
+    async def _listen(self, server: str) -> None:
         """Let every change the server tells of lead to a look."""
+        seen = self._servers[server]
 
         async def hear() -> None:
             try:
-                async for _ in backend.changes():
-                    self._changed.set()
+                async for _ in seen.backend.changes():
+                    seen.changed.set()
             except BackendError as error:
                 log.info("the server tells no changes", server=server, error=str(error))
 
@@ -91,22 +143,23 @@ class Watch:
             await kept_running(f"listen to {server}", hear)
             await asyncio.sleep(LOOK_S)
 
-    async def _keep_up(self, server: str, backend: Backend) -> None:
+    async def _keep_up(self, server: str) -> None:
         """Start the server now, and again whenever none of its tenants can be reached."""
+        seen = self._servers[server]
         loop = asyncio.get_running_loop()
         shortest, longest = START_PAUSE_S
         pause = shortest / 2
         while True:
             started_at = loop.time()
-            await supervised(f"start {server}", self._start(server, backend))
-            self._changed.set()
-            self._silent[server].clear()
-            await self._silent[server].wait()
+            await supervised(f"start {server}", self._start(server))
+            seen.silent.clear()
+            seen.changed.set()
+            await seen.silent.wait()
             pause = shortest if loop.time() - started_at > 2 * longest else min(pause * 2, longest)
             await asyncio.sleep(pause)
 
-    async def _start(self, server: str, backend: Backend) -> None:
+    async def _start(self, server: str) -> None:
         try:
-            await backend.start()
+            await self._servers[server].backend.start()
         except BackendError as error:
             log.warning("the server does not start", server=server, error=str(error))
