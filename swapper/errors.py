@@ -7,7 +7,7 @@ SwapperError
 │   ├── BackendDown    it could not be reached (retry may help)
 │   └── BackendRefused it answered and refused (retry will not help); `status` is the HTTP status, if any
 └── ApiError           a client's view of swapper: it answered with a refusal, or not at all
-    ├── ApiDown        it could not be reached, or its store could not (retry may help)
+    ├── ApiDown        it could not be reached, or failed to answer (5xx); retry may help
     └── ApiRefused     it refused (retry will not help); `status` and `problem` say how
 
 Expected outcomes (a conflict, a full queue, a wrong token) are values, not exceptions: see store/protocol.py.
@@ -53,7 +53,7 @@ class ApiError(SwapperError):
 
 
 class ApiDown(ApiError):
-    """Not reachable, or it answered 502, 503 or 504: nothing is known of the call's effect."""
+    """Not reachable, or it answered with a 5xx: nothing is known of the call's effect."""
 
 
 class ApiRefused(ApiError):

@@ -196,7 +196,7 @@ def _parse(raw: bytes) -> Json:
 def _failure(status: int, raw: bytes) -> ApiDown | ApiRefused:
     problem = _parse(raw)
     text = str(problem.get("detail") or f"swapper answered {status}")
-    if status in (502, 503, 504):
+    if status >= 500:
         return ApiDown(text)
     return ApiRefused(text, status, problem)
 

@@ -1,0 +1,141 @@
+"""`swapper check`: what would fail with this configuration, and how to mend it.
+
+Invariant: looks, and changes nothing: no server is started, no model is loaded or woken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import click
+
+from swapper.cli.common import print_json
+from swapper.config import Config, TenantEntry, load
+from swapper.config.advice import advise, advise_live
+from swapper.errors import ConfigError, StoreDown
+
+_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One sentence; an `error` fails, a warning costs something."""
+
+    error: bool
+    text: str
+
+
+@click.command(epilog="Example: swapper check -c swapper.yaml")
+@click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="The configuration file.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def check(path: Path | None, as_json: bool) -> None:
+    """Say what would fail with this configuration, and how to mend it.
+
+    Exit status 0 (warnings at most), 1 (an error), 2 (the configuration cannot be read at all).
+    """
+    config = load(path, os.environ)
+    found = asyncio.run(examine(config, os.environ))
+    errors = sum(one.error for one in found)
+    if as_json:
+        problems = [{"level": "error" if one.error else "warning", "text": one.text} for one in found]
+        print_json({"ok": errors == 0, "problems": problems})
+    else:
+        for one in found:
+            click.echo(f"{'error' if one.error else 'warning'}: {one.text}")
+        where = config.path or "the environment"
+        click.echo(f"{where}: {errors} errors, {len(found) - errors} warnings; {_inventory(config)}")
+    raise SystemExit(1 if errors else 0)
+
+
+async def examine(config: Config, environ: Mapping[str, str]) -> list[Finding]:
+    """Every finding, errors first, each once."""
+    found = [Finding(False, notice) for notice in config.notices]
+    found += [Finding(one.error, str(one)) for one in advise(config, environ)]
+    if not config.keys and not config.listen[0].startswith(("127.", "localhost", "::1")):
+        text = f"listen: {config.document.listen} without auth.keys: whoever reaches the port may take the cards"
+        found.append(Finding(False, f"{text}; add keys, or listen on 127.0.0.1"))
+    found += [one async for one in _store(config)]
+    for server, entry in config.tenants.items():
+        found += [one async for one in _server(config, server, entry, environ)]
+    return sorted(dict.fromkeys(found), key=lambda one: not one.error)
+
+
+async def _store(config: Config) -> AsyncIterator[Finding]:
+    if config.redis is None:
+        folder = _nearest(config.state_dir)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            yield Finding(True, f"state_dir: {config.state_dir} cannot be written; choose another, or give us {folder}")
+        return
+    from swapper.store.redis import RedisStore
+
+    try:
+        store = await RedisStore.open(config.redis)
+    except (StoreDown, ConfigError) as error:
+        yield Finding(True, f"redis: {error}")
+    else:
+        await store.close()
+
+
+async def _server(
+    config: Config, server: str, entry: TenantEntry, environ: Mapping[str, str]
+) -> AsyncIterator[Finding]:
+    if entry.control == "command":
+        program = entry.command[0]
+        if shutil.which(config.folder / program if "/" in program else program) is None:
+            text = f"tenants.{server}.command: {program} is not a program that can be started here"
+            yield Finding(True, f"{text}; install it, or write its whole path")
+    if entry.slot_dir is not None and entry.snapshots.strategy != "off" and not entry.slot_dir.is_dir():
+        yield Finding(True, f"tenants.{server}.slot_dir: {entry.slot_dir} is not a folder here; create it")
+    if entry.url is None:
+        return
+    try:
+        models, props = await _ask(entry, environ)
+    except (OSError, TimeoutError, ValueError) as error:
+        if entry.control != "command":
+            why = str(error) or "no answer in time"
+            yield Finding(True, f"tenants.{server}.url: {entry.url}: {why}; start the server, or correct the address")
+        return
+    for one in advise_live(config, server, models, props):
+        yield Finding(one.error, str(one))
+
+
+async def _ask(entry: TenantEntry, environ: Mapping[str, str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """`GET /models` and `GET /props` of a router. Raises OSError, TimeoutError, ValueError."""
+    import aiohttp
+
+    key = environ.get(entry.api_key_env) if entry.api_key_env else None
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+    answers: list[dict[str, Any]] = []
+    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+        for path in ("/models", "/props"):
+            try:
+                async with session.get(f"{entry.url}{path}", params={"autoload": "false"}) as answer:
+                    body: object = await answer.json(content_type=None)
+            except aiohttp.ClientConnectorError as error:
+                raise OSError(error.os_error.strerror or str(error)) from None
+            except aiohttp.ClientError as error:
+                raise OSError(str(error)) from None
+            if answer.status != 200 or not isinstance(body, dict):
+                raise ValueError(f"{path} answered {answer.status}, a llama-server in router mode answers 200")
+            answers.append(cast("dict[str, Any]", body))
+    models: object = answers[0].get("data")
+    if not isinstance(models, list):
+        raise ValueError("/models has no list of models; is it a llama-server in router mode?")
+    return cast("list[dict[str, Any]]", models), answers[1]
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder, or the nearest parent that exists."""
+    return next(parent for parent in (folder, *folder.parents) if parent.exists())
+
+
+def _inventory(config: Config) -> str:
+    cards, models = len(config.cards), len(config.spec().tenants)
+    return f"{cards} card{'s' * (cards != 1)}, {models} model{'s' * (models != 1)}"

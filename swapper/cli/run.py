@@ -1,0 +1,251 @@
+"""`swapper run -- CMD`: a command under a lease.
+
+Invariant: the command starts only once the lease is granted, and the lease names its process, so that the card is
+proved free when that process is gone. While it runs the lease is kept by heartbeats; when swapper is away for a
+while the command goes on. However it ends, the lease is given back and the exit status passed on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import click
+
+from swapper.cli import OUT_OF_TIME, REVOKED
+from swapper.cli.common import Duration, Json, Server, server_options
+from swapper.cli.gate import NOT_FOUND, GatedChild
+from swapper.client import SwapperClient
+from swapper.errors import ApiDown, ApiError, ApiRefused
+
+_PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_CLASSES = ("interactive", "normal", "batch", "maintenance")
+_LOST = (404, 409, 410)
+_POLL_S = 20.0
+_RELEASE_TRIES_S = (0.2, 0.5, 1.0, 2.0)
+_RETRY_S = 1.0
+
+
+@click.command(
+    context_settings={"allow_interspersed_args": False},
+    epilog="Example: swapper run --card gpu0 --label encode --wait 2h -- ffmpeg -i in.mkv -c:v hevc_nvenc out.mkv",
+)
+@click.option("--card", help="Which card; any, without it.")
+@click.option("--vram", default="all", help="How much of it: all, or a size such as 12GiB.", show_default=True)
+@click.option("--class", "klass", type=click.Choice(_CLASSES), help="How urgent it is.")
+@click.option("--max-hold", type=Duration(), help="Longest it may be held (1h).")
+@click.option("--wait", type=Duration(), help="Give up after this long, with exit status 75; without it, never.")
+@click.option("--label", help="What it is for (the command's name).")
+@click.option("--ttl", type=Duration(), default="30s", help="The lease is lost after this long without us.")
+@click.option("--grace", type=Duration(), default="30s", help="From TERM to KILL when the lease is revoked.")
+@server_options
+@click.argument("command", nargs=-1, required=True, metavar="-- CMD...")
+def run(
+    server: Server,
+    as_json: bool,
+    command: tuple[str, ...],
+    wait: float | None,
+    grace: float,
+    **options: Any,  # noqa: ANN401
+) -> None:
+    """Run a command under a lease of a card, with the card's device variables.
+
+    Signals and the exit status are passed on; 75 when the wait ran out, 70 when the lease was revoked. The command
+    finds SWAPPER_LEASE, SWAPPER_TOKEN and SWAPPER_URL in its environment.
+    """
+    url, key = server.resolve()
+    if shutil.which(command[0]) is None:
+        click.echo(f"swapper run: {command[0]}: not found, no lease was requested", err=True)
+        raise SystemExit(NOT_FOUND)
+    names = {"klass": "class", "max_hold": "max_hold_s", "ttl": "ttl_s"}
+    body = {names.get(name, name): value for name, value in options.items() if value is not None}
+    body.setdefault("label", os.path.basename(command[0])[:200])
+    raise SystemExit(lease_and_run(command, body, url=url, key=key, wait_s=wait, grace_s=grace, as_json=as_json))
+
+
+def lease_and_run(
+    command: Sequence[str],
+    body: Json,
+    *,
+    url: str,
+    key: str | None,
+    wait_s: float | None,
+    grace_s: float,
+    as_json: bool = False,
+) -> int:
+    """The exit status of the command under a lease of `body`; forks, so call it before any thread is started."""
+    child = GatedChild(command)
+    try:
+        holder_pid = child.pid if _is_here(url) else None
+        holder = _Holder(child, {**body, "holder_pid": holder_pid}, wait_s, grace_s, as_json)
+        return asyncio.run(holder.hold(url, key))
+    finally:
+        child.abandon()
+        child.close()
+
+
+@dataclass
+class _Holder:
+    """One run. `ended` is set when the child is gone, `stop` when a signal came before it was started."""
+
+    child: GatedChild
+    body: Json
+    wait_s: float | None
+    grace_s: float
+    as_json: bool
+    started: bool = False
+    stopped_by: int | None = None
+    revoked: str | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def hold(self, url: str, key: str | None) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (n for n in _PASSED if signal.getsignal(n) is not signal.SIG_IGN):
+            loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGCHLD, self._on_child)
+        async with SwapperClient(url, key) as client:
+            return await self._with(client)
+
+    async def _with(self, client: SwapperClient) -> int:
+        asked = asyncio.create_task(client.request_lease(self.body, idempotency_key=str(uuid4())))
+        await self._first(asked, self.stop)
+        lease = await asked
+        waiting = asyncio.create_task(self._granted(client, lease))
+        await self._first(waiting, self.stop)
+        if self.stopped_by is not None:
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            await self._give_back(client, lease["id"])
+            return 128 + self.stopped_by
+        lease = await waiting
+        if lease["state"] != "granted":
+            return await self._not_granted(client, lease)
+        return await self._run(client, lease)
+
+    async def _granted(self, client: SwapperClient, lease: Json) -> Json:
+        """The lease once it is granted or ended, or when the wait ran out; says why it waits, when that changes."""
+        loop = asyncio.get_running_loop()
+        deadline = None if self.wait_s is None else loop.time() + self.wait_s
+        said = None
+        while lease["state"] in ("queued", "preparing"):
+            left = None if deadline is None else deadline - loop.time()
+            if left is not None and left <= 0:
+                break
+            if lease["explain"] != said:
+                said = lease["explain"]
+                self._say(said, lease=lease["id"], state=lease["state"])
+            try:
+                lease = await client.wait(lease["id"], limit_s=_POLL_S if left is None else min(_POLL_S, left))
+            except ApiDown as error:
+                self._say(f"{error}; still waiting", lease=lease["id"])
+        return lease
+
+    async def _not_granted(self, client: SwapperClient, lease: Json) -> int:
+        ran_out, explain = lease["state"] in ("queued", "preparing", "expired"), lease["explain"]
+        lease = await self._give_back(client, lease["id"]) or lease
+        if lease["state"] == "granted":  # in the very last moment
+            lease = await self._give_back(client, lease["id"], lease["token"]) or lease
+        why = "the wait ran out" if ran_out else f"the lease is {lease['state']}"
+        self._say(f"not started: {why} ({explain})", lease=lease["id"], state=lease["state"])
+        return OUT_OF_TIME if ran_out else REVOKED
+
+    async def _run(self, client: SwapperClient, lease: Json) -> int:
+        env = {name: value for name, value in lease["env"].items() if value is not None}
+        env |= {"SWAPPER_LEASE": lease["id"], "SWAPPER_TOKEN": str(lease["token"]), "SWAPPER_URL": client.url}
+        self._say(f"{lease['id']} granted on {lease['card']}", lease=lease["id"], state="granted", token=lease["token"])
+        self.started = True
+        self.child.open(env)
+        keeping = asyncio.create_task(self._keep(client, lease))
+        self._on_child()
+        await self._first(keeping, self.ended)
+        if not self.ended.is_set():
+            await keeping
+            await self._end_child()
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        await self._give_back(client, lease["id"], lease["token"])
+        return REVOKED if self.revoked is not None else self.child.exit_status()
+
+    async def _keep(self, client: SwapperClient, lease: Json) -> None:
+        """Heartbeats, until the lease is to be left; `revoked` then says why."""
+        pause = lease["ttl_s"] / 3
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                alive = await client.heartbeat(lease["id"], lease["token"])
+            except ApiError as error:
+                if isinstance(error, ApiRefused) and error.status in _LOST:
+                    self.revoked = str(error)
+                    return
+                if pause != _RETRY_S:
+                    self._say(f"{error}; the command goes on", lease=lease["id"])
+                pause = _RETRY_S
+                continue
+            pause = lease["ttl_s"] / 3
+            if alive["revoke_at"] is not None:
+                left = (datetime.fromisoformat(alive["revoke_at"]) - datetime.now(UTC)).total_seconds()
+                self.grace_s = min(self.grace_s, max(left, 1.0))
+                self.revoked = f"asked to leave by {alive['revoke_at']}"
+                return
+
+    async def _end_child(self) -> None:
+        self._say(f"the lease is lost, ending the command: {self.revoked}", state="revoked")
+        self.child.signal(signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.grace_s):
+                await self.ended.wait()
+        self.child.signal(signal.SIGKILL)
+        await self.ended.wait()
+
+    async def _give_back(self, client: SwapperClient, lease_id: str, token: int | None = None) -> Json | None:
+        """Release or cancel; tried a few times, then left to its ttl."""
+        for pause in (*_RELEASE_TRIES_S, None):
+            try:
+                return await client.release(lease_id, token=token)
+            except ApiRefused as error:
+                return await client.lease(lease_id) if error.status == 409 and token is None else None
+            except ApiDown as error:
+                if pause is None:
+                    self._say(f"the lease was not given back and will expire: {error}", lease=lease_id)
+                else:
+                    await asyncio.sleep(pause)
+        return None
+
+    async def _first(self, task: asyncio.Task[Any], event: asyncio.Event) -> None:
+        """Return when the task is done or the event set."""
+        waiting = asyncio.create_task(event.wait())
+        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+
+    def _on_signal(self, number: int) -> None:
+        if self.started:
+            self.child.signal(number)
+        else:
+            self.stopped_by = number
+            self.stop.set()
+
+    def _on_child(self) -> None:
+        if self.child.poll():
+            self.ended.set()
+
+    def _say(self, text: str, **facts: object) -> None:
+        """On standard error: standard output belongs to the command."""
+        click.echo(json.dumps({"message": text, **facts}) if self.as_json else f"swapper run: {text}", err=True)
+
+
+def _is_here(url: str) -> bool:
+    """True when swapper runs on this machine, so that our process ids mean something to it."""
+    host = urlsplit(url).hostname or ""
+    return host in ("localhost", "::1", socket.gethostname()) or host.startswith("127.")
