@@ -17,7 +17,7 @@ import structlog
 
 from swapper.core import machine, policy
 from swapper.core.commit import Commit, Committed
-from swapper.core.types import Card, Report, Spec, World
+from swapper.core.types import Card, Report, Spec, Swap, World
 from swapper.errors import StoreDown
 from swapper.store.protocol import Store
 
@@ -204,12 +204,14 @@ class Coordinator:
             before = _card(world, card.name).swap
             if before is not None and card.swap is None:
                 self._ended_token[card.name] = before.token
-        for swap in commit.swaps:
-            if swap.ended_ms is not None and swap.outcome is not None:
-                took = swap.ended_ms - swap.started_ms
-                log.info("swap ended", swap=swap.id, card=swap.card, outcome=swap.outcome, ms=took, reason=swap.reason)
+                _log_end(next((s for s in commit.swaps if s.id == before.id), before), world.now_ms)
         for alert in commit.alerts:
             log.warning("alert", card=alert.card, text=alert.text)
+
+
+def _log_end(swap: Swap, now_ms: int) -> None:
+    took = (swap.ended_ms or now_ms) - swap.started_ms
+    log.info("swap ended", swap=swap.id, card=swap.card, outcome=swap.outcome, ms=took, reason=swap.reason)
 
 
 def _card(world: World, name: str) -> Card:

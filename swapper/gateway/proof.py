@@ -1,9 +1,11 @@
 """Reads from answers whether restored conversations were reused, and reports it; the client never waits for it.
 
 Invariant: an answer is only looked at while its tenant has unproved conversations; a slot is trusted only when it is
-the answer's own word or the one idle slot whose counters fit; what cannot be told apart stays unproved.
-Where the numbers stand in an answer was seen on llama-server b10434: `timings.cache_n/prompt_n` or `usage`, in the last
-chunk of a stream; `id_slot` only in `/completion`.
+the answer's own word or the one idle slot that holds as many tokens as the answer left in it; what cannot be told
+apart stays unproved.
+Seen on llama-server b10434: `timings.cache_n/prompt_n/predicted_n` or `usage`, in the last chunk of a stream; `id_slot`
+only in `/completion`; a slot's `n_prompt_tokens` is prompt + generated - 1, while its counters of cached and processed
+tokens are back to 0 once the answer is complete.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ LAST_EVENTS = 6
 class _Timings(msgspec.Struct):
     cache_n: int | None = None
     prompt_n: int | None = None
+    predicted_n: int | None = None
 
 
 class _Details(msgspec.Struct):
@@ -37,6 +40,7 @@ class _Details(msgspec.Struct):
 
 class _Usage(msgspec.Struct):
     prompt_tokens: int | None = None
+    completion_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
 
 
@@ -47,22 +51,25 @@ class _Answer(msgspec.Struct):
 
 
 class SlotLine(msgspec.Struct):
-    """One slot of `GET /slots`; counters are absent until a task ran in it."""
+    """One slot of `GET /slots`; `id_task` and `n_prompt_tokens` (tokens in it) are absent until a task ran in it."""
 
     id: int
     is_processing: bool = False
     id_task: int | None = None
-    n_prompt_tokens_processed: int | None = None
-    n_prompt_tokens_cache: int | None = None
+    n_prompt_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """What an answer says: prompt tokens from the slot, prompt tokens read anew, and the slot where it tells."""
+    """What an answer says: prompt tokens from the slot, prompt tokens read anew, and the slot where it tells.
+
+    `left` is how many tokens the answer left in its slot; None where the answer does not count what it generated.
+    """
 
     cache_n: int
     prompt_n: int
-    slot: int | None
+    slot: int | None = None
+    left: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,23 +136,30 @@ def _reuse(text: bytes) -> Reuse | None:
         return None
     timings, usage = answer.timings, answer.usage
     if timings is not None and timings.cache_n is not None and timings.prompt_n is not None:
-        return Reuse(timings.cache_n, timings.prompt_n, answer.id_slot)
+        left = _left(timings.cache_n + timings.prompt_n, timings.predicted_n)
+        return Reuse(timings.cache_n, timings.prompt_n, answer.id_slot, left)
     if usage is None or usage.prompt_tokens is None or usage.prompt_tokens_details is None:
         return None
     cached = usage.prompt_tokens_details.cached_tokens
-    return None if cached is None else Reuse(cached, usage.prompt_tokens - cached, answer.id_slot)
+    if cached is None:
+        return None
+    left = _left(usage.prompt_tokens, usage.completion_tokens)
+    return Reuse(cached, usage.prompt_tokens - cached, answer.id_slot, left)
+
+
+def _left(prompt: int, generated: int | None) -> int | None:
+    return None if generated is None else prompt + max(generated, 1) - 1
 
 
 def pick_slot(lines: Iterable[SlotLine], claimed: Mapping[int, int], reuse: Reuse) -> SlotLine | None:
-    """The slot that answered: idle, its last task not `claimed` (slot -> task), counters equal. None: unclear."""
+    """The slot that answered: idle, its last task not `claimed` (slot -> task), tokens fitting. None: unclear."""
     fitting = [
         line
         for line in lines
         if line.id_task is not None
         and not line.is_processing
         and claimed.get(line.id) != line.id_task
-        and line.n_prompt_tokens_cache in (None, reuse.cache_n)
-        and line.n_prompt_tokens_processed in (None, reuse.prompt_n)
+        and (reuse.left is None or line.n_prompt_tokens == reuse.left)
     ]
     return fitting[0] if len(fitting) == 1 else None
 

@@ -225,14 +225,14 @@ UNPROVED = [{"snapshot": "a.bin", "slot": 0, "tokens": 3000}, {"snapshot": "b.bi
 def finished(cache_n: int, prompt_n: int) -> list[bytes | Exception | None]:
     last: dict[str, object] = {
         "choices": [{"delta": {}, "finish_reason": "stop"}],
-        "timings": {"cache_n": cache_n, "prompt_n": prompt_n},
+        "timings": {"cache_n": cache_n, "prompt_n": prompt_n, "predicted_n": 4},
     }
     return [event("{}"), event(json.dumps(last)), event("[DONE]"), None]
 
 
 def slot(number: int, task: int, cache_n: int, prompt_n: int) -> dict[str, object]:
-    counters = {"n_prompt_tokens_cache": cache_n, "n_prompt_tokens_processed": prompt_n}
-    return {"id": number, "id_task": task, "is_processing": False, **counters}
+    tokens = {"n_prompt_tokens": cache_n + prompt_n + 3, "n_prompt_tokens_processed": 0, "n_prompt_tokens_cache": 0}
+    return {"id": number, "id_task": task, "is_processing": False, **tokens}
 
 
 async def restored(gateway: Served) -> None:

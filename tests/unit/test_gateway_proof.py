@@ -23,7 +23,7 @@ def test_timings_are_found_in_the_last_events_however_the_chunks_fall(size: int)
     tail = Tail(sse=True)
     for start in range(0, len(text), size):
         tail.feed(text[start : start + size])
-    assert tail.reuse() == Reuse(3010, 66, None)
+    assert tail.reuse() == Reuse(3010, 66, None, 3010 + 66 + 8 - 1)
 
 
 def test_only_the_end_of_a_long_stream_is_kept() -> None:
@@ -31,13 +31,13 @@ def test_only_the_end_of_a_long_stream_is_kept() -> None:
     for _ in range(40):
         tail.feed(event(json.dumps({"content": "x" * 60_000})))
     tail.feed(event(json.dumps(LAST)))
-    assert tail.reuse() == Reuse(3010, 66, None)
+    assert tail.reuse() == Reuse(3010, 66, None, 3010 + 66 + 8 - 1)
 
 
 def test_events_with_crlf_are_read_too() -> None:
     tail = Tail(sse=True)
     tail.feed(b"data: " + json.dumps(LAST).encode() + b"\r\n\r\ndata: [DONE]\r\n\r\n")
-    assert tail.reuse() == Reuse(3010, 66, None)
+    assert tail.reuse() == Reuse(3010, 66, None, 3010 + 66 + 8 - 1)
 
 
 def test_a_plain_completion_names_its_slot() -> None:
@@ -53,6 +53,13 @@ def test_usage_serves_where_there_are_no_timings() -> None:
     assert tail.reuse() == Reuse(90, 10, None)
 
 
+def test_usage_tells_what_the_answer_left_in_its_slot() -> None:
+    tail = Tail(sse=False)
+    usage = {"prompt_tokens": 100, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 90}}
+    tail.feed(json.dumps({"usage": usage}).encode())
+    assert tail.reuse() == Reuse(90, 10, None, 104)
+
+
 @pytest.mark.parametrize(
     "body", [b"", b"<html>", b'{"usage": {"prompt_tokens": 3}}', b'{"timings": null}', b"x" * (TAIL_BYTES + 1)]
 )
@@ -63,26 +70,26 @@ def test_an_answer_without_numbers_proves_nothing(body: bytes) -> None:
     assert tail.reuse() is None
 
 
-def line(slot: int, task: int | None, cache: int | None = 10, read: int | None = 2, busy: bool = False) -> SlotLine:
-    return SlotLine(slot, busy, task, read, cache)
+def line(slot: int, task: int | None, tokens: int | None = 15, busy: bool = False) -> SlotLine:
+    return SlotLine(slot, busy, task, tokens)
 
 
 @pytest.mark.parametrize(
     ("lines", "claimed", "expected"),
     [
         pytest.param([line(0, None), line(1, 7)], {}, 1, id="the only slot that ran anything"),
-        pytest.param([line(0, 5, cache=0, read=1), line(1, 7)], {}, 1, id="the one whose counters fit"),
+        pytest.param([line(0, 5, tokens=2), line(1, 7)], {}, 1, id="the one that holds what the answer left"),
         pytest.param([line(0, 5), line(1, 7)], {0: 5}, 1, id="the other task was another answer's"),
         pytest.param([line(0, 5), line(1, 7)], {}, None, id="two fit: nobody knows"),
         pytest.param([line(0, 5, busy=True)], {}, None, id="it already runs the next call"),
-        pytest.param([line(1, 7, cache=None, read=None)], {}, 1, id="a server without the counters"),
+        pytest.param([line(1, 7, tokens=None)], {}, None, id="a server that does not say what a slot holds"),
         pytest.param([], {}, None, id="no answer from the server"),
     ],
 )
 def test_a_slot_is_trusted_only_when_it_is_the_one(
     lines: list[SlotLine], claimed: dict[int, int], expected: int | None
 ) -> None:
-    picked = pick_slot(lines, claimed, Reuse(10, 2, None))
+    picked = pick_slot(lines, claimed, Reuse(10, 2, None, 15))
     assert (None if picked is None else picked.id) == expected
 
 
