@@ -1,0 +1,36 @@
+"""Ways of starting and stopping a server: one module each, one small surface for all.
+
+Invariant: a control knows processes (or containers, or units) and nothing of models, cards or leases.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Control(Protocol):
+    """What starts and stops one configured server. Raises BackendError with a sentence where it cannot."""
+
+    async def ensure(self) -> None:
+        """Adopt the living process, else start one; with nothing to start, do nothing."""
+        ...
+
+    async def stop(self, grace_ms: int = 10_000) -> None:
+        """End it and all its children: TERM, after `grace_ms` KILL. Returns once they are gone."""
+        ...
+
+    async def restart(self) -> None:
+        """End it and start it anew."""
+        ...
+
+    def alive(self) -> bool | None:
+        """Whether its process lives; None where that cannot be known from here."""
+        ...
+
+    def pid(self) -> int | None:
+        """The server's own process while it lives; None otherwise, and where it is not ours."""
+        ...
+
+    def log_tail(self, n: int) -> list[str] | None:
+        """The last `n` lines of its log, oldest first; None where the log is not ours."""
+        ...

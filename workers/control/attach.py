@@ -1,0 +1,39 @@
+"""Control `attach`: somebody else starts and stops the server; we only talk to it.
+
+Invariant: nothing here touches a process.
+"""
+
+from __future__ import annotations
+
+from swapper.errors import BackendRefused
+
+
+class AttachControl:
+    """The control of the server `name`, which is not ours to start or stop."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    async def ensure(self) -> None:
+        """Nothing to start."""
+
+    async def stop(self, grace_ms: int = 10_000) -> None:
+        """Raises BackendRefused: it is not ours to stop."""
+        raise BackendRefused(f"{self._name} is attached: stop it where it was started (grace would be {grace_ms} ms)")
+
+    async def restart(self) -> None:
+        """Raises BackendRefused: it is not ours to stop."""
+        raise BackendRefused(f"{self._name} is attached: restart it where it was started")
+
+    def alive(self) -> bool | None:
+        """Not known from here."""
+        return None
+
+    def pid(self) -> int | None:
+        """Not known from here."""
+        return None
+
+    def log_tail(self, n: int) -> list[str] | None:
+        """The log is not ours."""
+        del n
+        return None

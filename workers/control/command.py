@@ -1,0 +1,221 @@
+"""Control `command`: a server started by us, through the launcher, and adopted when we come back.
+
+Invariant: at most one process per folder (the launcher's lock), known by pid, start time and boot id, so that a reused
+pid is never signalled. Ending it ends its whole session: its children, and what it left behind when it crashed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import psutil
+
+from swapper.errors import BackendError, BackendRefused
+from workers.control import launcher
+
+START_S = 30.0
+"""How long the launcher may take to answer (it waits for the disk and for another starter)."""
+STOP_MS = 10_000
+KILL_S = 10.0
+"""How long a killed process may take to vanish."""
+
+_POLL_S = 0.01
+_SLOW_POLL_S = 0.05
+_LEFTOVER_MS = 2_000
+_EXIT_WRITTEN_S = 2.0
+_TAIL_BYTES = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """How the last process ended: an exit code, or the signal that ended it."""
+
+    code: int | None
+    signal: int | None
+    ended_ms: int
+
+    def __str__(self) -> str:
+        return f"exit status {self.code}" if self.signal is None else f"ended by {signal.Signals(self.signal).name}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """The recorded process; `session` is the launcher's pid."""
+
+    pid: int
+    started: int
+    session: int
+
+
+class CommandControl:
+    """The process of the server `name`. `env` adds to our own environment; relative paths are relative to `cwd`."""
+
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[str],
+        folder: Path,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> None:
+        self._name = name
+        self._argv = tuple(argv)
+        self._folder = folder.absolute()
+        self._env = dict(env or {})
+        self._cwd = cwd
+        self._lock = asyncio.Lock()
+
+    async def ensure(self) -> None:
+        """Adopt the recorded process if it lives, else start one. Raises BackendError when it cannot be started."""
+        async with self._lock:
+            await self._ensure()
+
+    async def stop(self, grace_ms: int = STOP_MS) -> None:
+        """TERM to the process group, after `grace_ms` KILL to all of the session; returns once all are gone.
+
+        Raises BackendError when a process survives KILL (it hangs in the kernel).
+        """
+        async with self._lock:
+            await self._stop(grace_ms)
+
+    async def restart(self) -> None:
+        """End it and start it anew."""
+        async with self._lock:
+            await self._stop(STOP_MS)
+            await self._ensure()
+
+    def alive(self) -> bool | None:
+        """Whether the recorded process runs."""
+        return self.pid() is not None
+
+    def pid(self) -> int | None:
+        """The process id while it runs."""
+        process = self._recorded()
+        return process.pid if process and launcher.lives(process.pid, process.started) else None
+
+    def exit_status(self) -> ExitStatus | None:
+        """How the last process ended; None while it runs, and when its launcher was killed before it could write."""
+        record = launcher.read_record(self._folder)
+        if record is None:
+            return None
+        try:
+            ended = cast("dict[str, int]", json.loads(launcher.exit_file(self._folder, record).read_text()))
+        except (FileNotFoundError, ValueError):
+            return None
+        return ExitStatus(ended["code"], ended["signal"], ended["ended_ms"])
+
+    def log_tail(self, n: int) -> list[str] | None:
+        """The last `n` lines it wrote (of the last 256 KiB), oldest first; empty before the first start."""
+        try:
+            with (self._folder / "log").open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                return log.read().decode(errors="replace").splitlines()[-n:]
+        except FileNotFoundError:
+            return []
+
+    async def _ensure(self) -> None:
+        if self.pid() is None:
+            await self._stop(_LEFTOVER_MS)
+            await asyncio.to_thread(self._launch)
+
+    def _launch(self) -> None:
+        """Start the launcher and wait for its answer; another starter's process counts as ours."""
+        program = [sys.executable, "-I", "-S", launcher.__file__, str(self._folder), "--", *self._argv]
+        try:
+            started = subprocess.Popen(
+                program,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd=self._cwd,
+                env=os.environ | self._env,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise BackendRefused(f"{self._name} cannot be started in {self._cwd}: {error.strerror}") from error
+        # Waits for the launcher for as long as we live, so that none of them stays behind as a zombie.
+        threading.Thread(target=started.wait, name=f"launcher of {self._name}", daemon=True).start()
+        assert started.stdout is not None
+        with started.stdout as pipe:
+            answered, _, _ = select.select([pipe], [], [], START_S)
+            line = pipe.readline() if answered else b""
+        answer = cast("dict[str, object]", json.loads(line)) if line else {"error": "its launcher does not answer"}
+        if "error" in answer:
+            raise BackendRefused(f"{self._name} cannot be started: {answer['error']}")
+
+    def _recorded(self) -> _Process | None:
+        """The process of the record, alive or not; None without a record of this boot."""
+        record = launcher.read_record(self._folder)
+        if record is None or record.get("boot") != launcher.boot_id():
+            return None
+        pid, started, session = (cast("int", record[key]) for key in ("pid", "started", "session"))
+        return _Process(pid, started, session)
+
+    async def _stop(self, grace_ms: int) -> None:
+        process = self._recorded()
+        if process is None or not await asyncio.to_thread(_session, process):
+            return
+        await asyncio.to_thread(_signal, process, signal.SIGTERM)
+        if not await _until(lambda: not _session(process), grace_ms / 1000):
+            await asyncio.to_thread(_signal, process, signal.SIGKILL)
+            if not await _until(lambda: not _session(process), KILL_S):
+                left = ", ".join(map(str, _session(process)))
+                raise BackendError(f"{self._name}: process {left} survived KILL; it hangs in the kernel")
+        await _until(lambda: not _runs(process.session), _EXIT_WRITTEN_S)
+
+
+def _session(process: _Process) -> list[int]:
+    """The living processes of its session, the launcher excepted."""
+    if launcher.lives(process.pid, process.started):
+        return [process.pid]
+    return [pid for pid, *_ in _members(process)]
+
+
+def _members(process: _Process) -> list[tuple[int, int]]:
+    """(pid, process group) of all in the session but the launcher; a session's id is not reused while it lasts."""
+    members: list[tuple[int, int]] = []
+    for pid in psutil.pids():
+        stat = launcher.stat_of(pid)
+        if stat and stat[2] == process.session and pid != process.session and stat[0] not in "ZX":
+            members.append((pid, stat[1]))
+    return members
+
+
+def _runs(pid: int) -> bool:
+    stat = launcher.stat_of(pid)
+    return stat is not None and stat[0] not in "ZX"
+
+
+def _signal(process: _Process, number: signal.Signals) -> None:
+    members = _members(process)
+    with suppress(ProcessLookupError):
+        if any(group == process.pid for _, group in members):
+            os.killpg(process.pid, number)
+    for pid, group in members:
+        if group != process.pid:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+async def _until(done: Callable[[], bool], limit_s: float) -> bool:
+    """Look until it is done, at most `limit_s`."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    while not await asyncio.to_thread(done):
+        waited = loop.time() - began
+        if waited >= limit_s:
+            return False
+        await asyncio.sleep(_POLL_S if waited < 1 else _SLOW_POLL_S)
+    return True
