@@ -17,7 +17,7 @@ from swapper.errors import SwapperError
 @click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="The configuration serve runs with.")
 @click.option("--timeout", type=Duration(), default="60s", help="Wait this long for it to end.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def stop(path: Path | None, timeout: float, as_json: bool) -> None:  # noqa: ASYNC109
+def stop(path: Path | None, timeout: float, as_json: bool) -> None:
     """Stop serve. Residents and the servers it started stay as they are."""
     from swapper.config import load
 

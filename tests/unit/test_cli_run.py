@@ -1,0 +1,166 @@
+"""`swapper run`: a real process tree around a served API."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncGenerator
+
+import psutil
+import pytest
+
+from swapper.core.types import LeaseState
+from swapper.store.protocol import LeaseFilter
+from tests.support.api import Served, served
+
+SAYS_WHEN_READY = "trap 'echo got TERM; exit 5' TERM; echo ready; while :; do sleep 1 & wait $!; done"
+STUBBORN = "trap '' TERM; echo ready; while :; do sleep 1 & wait $!; done"
+
+
+@pytest.fixture
+async def api() -> AsyncGenerator[Served]:
+    async with served() as running:
+        yield running
+
+
+async def start(api: Served, *args: str) -> Process:
+    env = {**os.environ, "SWAPPER_URL": api.url}
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "swapper.cli", "run", *args, stdout=PIPE, stderr=PIPE, stdin=asyncio.subprocess.DEVNULL,
+        env=env,
+    )  # fmt: skip
+
+
+async def line(process: Process) -> str:
+    assert process.stdout is not None
+    return (await process.stdout.readline()).decode().strip()
+
+
+async def ended(process: Process) -> tuple[int, str, str]:
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def state(api: Served, lease_id: str) -> LeaseState:
+    lease = await api.store.lease(lease_id)
+    assert lease is not None
+    return lease.state
+
+
+async def test_the_command_runs_under_the_lease_that_names_its_process(api: Served) -> None:
+    process = await start(api, "--label", "x", "--", "sh", "-c", "echo $$ $SWAPPER_LEASE $SWAPPER_TOKEN; exit 7")
+    lease_id = await api.granted_when_queued()
+    status, out, _ = await ended(process)
+    lease = await api.store.lease(lease_id)
+    assert lease is not None
+    assert status == 7
+    assert out.split() == [str(lease.request.holder_pid), lease.id, str(lease.token)]
+    assert (lease.state, lease.request.label) == (LeaseState.RELEASED, "x")
+
+
+async def test_the_holder_exists_but_starts_nothing_before_the_grant(api: Served) -> None:
+    process = await start(api, "--", "sh", "-c", "echo started")
+    queued = next(iter(await api.store.events(after="0", limit=1, block_ms=20_000)))
+    lease = await api.store.lease(queued.subject)
+    assert lease is not None
+    assert lease.request.holder_pid is not None
+    holder = psutil.Process(lease.request.holder_pid)
+    assert holder.ppid() == process.pid
+    assert holder.children() == []
+    await api.grant(lease.id)
+    assert (await ended(process))[1] == "started\n"
+    assert await state(api, lease.id) == LeaseState.RELEASED
+
+
+async def test_a_wait_that_runs_out_is_75_and_cancels_the_lease(api: Served) -> None:
+    process = await start(api, "--wait", "100ms", "--", "sh", "-c", "echo started")
+    status, out, err = await ended(process)
+    assert (status, out) == (75, "")
+    assert "not started: the wait ran out (queued, number 1" in err
+    page = await api.store.leases(LeaseFilter())
+    assert [lease.state for lease in page.items] == [LeaseState.CANCELLED]
+
+
+async def test_a_signal_while_waiting_cancels_the_lease(api: Served) -> None:
+    process = await start(api, "--", "sh", "-c", "echo started")
+    queued = next(iter(await api.store.events(after="0", limit=1, block_ms=20_000)))
+    process.send_signal(signal.SIGTERM)
+    status, out, _ = await ended(process)
+    assert (status, out) == (128 + signal.SIGTERM, "")
+    assert await state(api, queued.subject) == LeaseState.CANCELLED
+
+
+async def test_signals_reach_the_command_and_its_status_comes_back(api: Served) -> None:
+    process = await start(api, "--", "bash", "-c", SAYS_WHEN_READY)
+    lease_id = await api.granted_when_queued()
+    assert await line(process) == "ready"
+    process.send_signal(signal.SIGTERM)
+    status, out, _ = await ended(process)
+    assert (status, out) == (5, "got TERM\n")
+    assert await state(api, lease_id) == LeaseState.RELEASED
+
+
+async def test_a_command_killed_by_a_signal_is_128_and_its_number(api: Served) -> None:
+    process = await start(api, "--", "sh", "-c", "kill -KILL $$")
+    await api.granted_when_queued()
+    assert (await ended(process))[0] == 128 + signal.SIGKILL
+
+
+async def test_a_revoked_lease_ends_the_command_with_70(api: Served) -> None:
+    process = await start(api, "--ttl", "5s", "--", "bash", "-c", SAYS_WHEN_READY)
+    lease_id = await api.granted_when_queued()
+    assert await line(process) == "ready"
+    await api.change(lease_id, LeaseState.REVOKED, reason="held longer than max_hold")
+    status, out, err = await ended(process)
+    assert (status, out) == (70, "got TERM\n")
+    assert "held longer than max_hold" in err
+
+
+async def test_a_command_that_ignores_term_is_killed_after_the_grace(api: Served) -> None:
+    process = await start(api, "--ttl", "5s", "--grace", "100ms", "--", "bash", "-c", STUBBORN)
+    lease_id = await api.granted_when_queued()
+    assert await line(process) == "ready"
+    await api.change(lease_id, revoke_ms=1_900_000_000_000)
+    status, _, err = await ended(process)
+    assert status == 70
+    assert "asked to leave by 2030-03-17" in err
+    assert await state(api, lease_id) == LeaseState.RELEASED
+
+
+async def test_the_command_outlives_a_silence_of_swapper(api: Served) -> None:
+    process = await start(api, "--ttl", "5s", "--", "bash", "-c", SAYS_WHEN_READY)
+    lease_id = await api.granted_when_queued()
+    assert await line(process) == "ready"
+    api.redis.connected = False
+    assert process.stderr is not None
+    while "the command goes on" not in (said := (await process.stderr.readline()).decode()):
+        assert said
+    api.redis.connected = True
+    before = await api.store.lease(lease_id)
+    beaten = before
+    while beaten == before:
+        beaten = await api.store.lease(lease_id)
+        await asyncio.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert (await ended(process))[0] == 5
+    assert await state(api, lease_id) == LeaseState.RELEASED
+
+
+async def test_the_command_ends_with_a_run_that_was_killed(api: Served) -> None:
+    process = await start(api, "--", "bash", "-c", SAYS_WHEN_READY)
+    await api.granted_when_queued()
+    assert await line(process) == "ready"
+    process.kill()
+    assert await line(process) == "got TERM"
+    await process.wait()
+
+
+async def test_a_command_that_is_not_there_is_127_and_asks_for_nothing(api: Served) -> None:
+    status, _, err = await ended(await start(api, "--", "no-such-program"))
+    assert status == 127
+    assert "no-such-program: not found" in err
+    assert (await api.store.leases(LeaseFilter())).items == ()
