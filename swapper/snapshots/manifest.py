@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 import msgspec
 
 MANIFEST_SUFFIX = ".manifest.json"
+VERSION = 1
 _UNSAFE = re.compile(r'[\x00-\x1f\x7f/\\:*?"<>|]')
 _MAX_NAME = 255 - len(MANIFEST_SUFFIX) - len(".tmp")
 
@@ -79,7 +80,7 @@ class Manifest:
     digest: str | None = None
     request_digest: str | None = None
     restored_ms: int | None = None
-    version: int = 1
+    version: int = VERSION
 
 
 _WORDS = {
@@ -101,6 +102,8 @@ _WORDS = {
 def refusal(saved: Manifest, now: Fingerprint) -> str | None:
     """Why `saved` must not be restored into the model that runs now, or None when it may."""
     then = saved.fingerprint
+    if saved.version != VERSION:
+        return f"its manifest is of version {saved.version}, this swapper reads version {VERSION}"
     if not then.gguf.known or not now.gguf.known:
         return f"the model file {now.gguf.path} cannot be read here, so nothing proves that it is the same model"
     if (then.gguf.digest, then.gguf.size) != (now.gguf.digest, now.gguf.size):

@@ -40,6 +40,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, models: dict[str, Path]) -> 
     entries = [(name, models[name], dict[str, str]()) for name in MODELS]
     entries += [
         ("broken", broken, {}),
+        ("vectors", models["alpha"], {"embeddings": "true"}),
         ("hasty", models["alpha"], {"stop-timeout": "1"}),
         ("sleepy", models["alpha"], {"sleep-idle-seconds": "1"}),
     ]
@@ -75,7 +76,7 @@ async def bare(bare_router: RealRouter) -> AsyncIterator[Talk]:
 
 @pytest.fixture
 async def backend(world: World, tmp_path: Path) -> AsyncIterator[LlamaRouter]:
-    names = [*MODELS, "broken", "hasty", "sleepy", "absent"]
+    names = [*MODELS, "broken", "vectors", "hasty", "sleepy", "absent"]
     backend = LlamaRouter(
         world.router.url,
         tenants={f"llama/{name}": name for name in names},

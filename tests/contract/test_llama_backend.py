@@ -230,6 +230,11 @@ async def test_a_release_with_a_call_in_flight_ends_at_its_limit_and_is_no_failu
     assert (await backend.observe())["llama/alpha"] is TenantState.UNLOADED
 
 
+async def test_a_model_for_embeddings_proves_itself_by_an_embedding(backend: LlamaRouter) -> None:
+    await fresh_load(backend, "vectors")
+    await backend.release("llama/vectors", limit_ms=10_000)
+
+
 async def test_releasing_twice_is_harmless(backend: LlamaRouter) -> None:
     await backend.load("llama/beta")
     await backend.release("llama/beta", limit_ms=10_000)

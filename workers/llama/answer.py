@@ -28,7 +28,8 @@ async def smallest_answer(http: RouterHttp, model: Model, limit_s: float) -> Non
         body: dict[str, object] = {"model": model.id, "query": _PROMPT, "documents": [_PROMPT]}
         await http.post("/v1/rerank", body, limit_s=limit_s)
     elif args.matching("--embedding"):
-        await http.post("/v1/embeddings", {"model": model.id, "input": _PROMPT}, limit_s=limit_s)
+        # Not /v1/embeddings: that one refuses a model without pooling.
+        await http.post("/embedding", {"model": model.id, "content": _PROMPT}, limit_s=limit_s)
     else:
         await _one_token(http, model.id, limit_s)
 

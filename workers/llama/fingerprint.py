@@ -55,7 +55,7 @@ class Args:
             return self.last("--kv-unified").lower() not in {"0", "false", "off"}
         if "--no-kv-unified" in self.named:
             return False
-        return self.last("--parallel", default="-1") in {"-1", "auto", "0"}
+        return self.last("--parallel", "--n-parallel", default="-1") in {"-1", "auto", "0"}
 
     def matching(self, *prefixes: str) -> tuple[str, ...]:
         """`name value` of every argument whose name begins so, sorted."""

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import aiohttp
 import msgspec
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_exponential
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_exponential
 
 from swapper.errors import BackendDown, BackendRefused
 
@@ -40,11 +40,12 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class Model(msgspec.Struct, frozen=True):
-    """One entry of GET /models."""
+    """One entry of GET /models. `name` is what we call it by: its id, or the alias it was looked up under."""
 
     id: str
     status: Status
     aliases: list[str] = []
+    name: str = ""
 
 
 class Slot(msgspec.Struct, frozen=True):
@@ -142,9 +143,10 @@ class RouterHttp:
             await self._session.close()
 
     async def models(self) -> dict[str, Model]:
-        """GET /models: every model the router knows, by its id."""
+        """GET /models: every model the router knows, by its id and by each alias."""
         answer = _decode(await self._read("/models"), _Models, "/models")
-        return {model.id: model for model in answer.data}
+        found = {alias: _called(model, alias) for model in answer.data for alias in model.aliases}
+        return found | {model.id: _called(model, model.id) for model in answer.data}
 
     async def slots(self, model: str) -> list[Slot]:
         """GET /slots of a loaded model, in slot order. Wakes a sleeping one: look at /models first."""
@@ -205,7 +207,7 @@ class RouterHttp:
         async for attempt in AsyncRetrying(
             stop=stop_after_attempt(3),
             wait=wait_exponential(multiplier=0.02, max=0.2),
-            retry=retry_if_exception_type(BackendDown),
+            retry=retry_if_exception(_lost_connection),
             reraise=True,
         ):
             with attempt:
@@ -231,6 +233,16 @@ class RouterHttp:
                 return data
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise BackendDown(f"{self.url}{path} does not answer: {str(error) or type(error).__name__}") from error
+
+
+def _called(model: Model, name: str) -> Model:
+    return msgspec.structs.replace(model, name=name)
+
+
+def _lost_connection(error: BaseException) -> bool:
+    """Worth another try at once; a server that hangs (a time-out) is not."""
+    cause = error.__cause__
+    return isinstance(cause, aiohttp.ClientConnectionError) and not isinstance(cause, TimeoutError)
 
 
 def _words(path: str, status: int, data: bytes) -> str:

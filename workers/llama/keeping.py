@@ -7,7 +7,8 @@ load, old files are removed after the release. Snapshots that were never restore
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -39,25 +40,36 @@ class Keeper:
         self._visits: dict[str, _Visit] = {}
         self._settling: dict[str, asyncio.Task[None]] = {}
         self._checking: dict[str, asyncio.Task[str | None]] = {}
-        self._tidying: set[asyncio.Task[None]] = set()
+        self._tidying: dict[str, asyncio.Task[None]] = {}
+        self._background: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
         """Finish what is under way."""
-        await asyncio.gather(*self._settling.values(), *self._checking.values(), *self._tidying, return_exceptions=True)
+        await asyncio.gather(*self._background, *self._tidying.values(), return_exceptions=True)
+        await asyncio.gather(*self._settling.values(), *self._checking.values(), return_exceptions=True)
 
     def begin(self, tenant: str, name: str) -> None:
         """A save starts; raises BackendError when the disk is too full for any."""
-        self.folder.check_space(self._keep)
+        with self._disk():
+            self.folder.check_space(self._keep)
+            self.folder.forget(name)
         self._visits.setdefault(tenant, _Visit()).open.add(name)
+
+    def size(self, name: str) -> int | None:
+        """Bytes of a slot file, None when it is not there."""
+        with self._disk():
+            return self.folder.size(name)
 
     async def drop(self, tenant: str, name: str) -> None:
         """A save came to nothing that is worth keeping."""
-        await asyncio.to_thread(self.folder.remove, name)
+        with self._disk():
+            await asyncio.to_thread(self.folder.remove, name)
         self._visits[tenant].open.discard(name)
 
     def finish(self, manifest: Manifest) -> None:
         """A save is complete: write its manifest, then compute the digest in the background."""
-        self.folder.seal(manifest)
+        with self._disk():
+            self.folder.seal(manifest)
         visit = self._visits[manifest.tenant]
         visit.open.discard(manifest.snapshot)
         visit.saved.add(manifest.snapshot)
@@ -73,9 +85,7 @@ class Keeper:
     def tidy(self, tenant: str) -> None:
         """The tenant is released: in the background, clear away failed saves, what new saves replaced, what is old."""
         visit = self._visits.pop(tenant, _Visit())
-        task = asyncio.create_task(asyncio.to_thread(self._tidy, tenant, visit), name=f"tidy {tenant}")
-        self._tidying.add(task)
-        task.add_done_callback(self._tidying.discard)
+        self._tidying[tenant] = asyncio.create_task(asyncio.to_thread(self._tidy, tenant, visit), name=f"tidy {tenant}")
 
     def _tidy(self, tenant: str, visit: _Visit) -> None:
         try:
@@ -90,13 +100,18 @@ class Keeper:
 
     def read_ahead(self, tenant: str) -> None:
         """Begin to check the digests of the newest snapshots, so that a restore finds them known."""
-        for manifest in self.folder.manifests(tenant)[:_READ_AHEAD]:
-            self._check(manifest.snapshot)
+        task = asyncio.create_task(self._read_ahead(tenant), name=f"read ahead {tenant}")
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _read_ahead(self, tenant: str) -> None:
+        for manifest in (await asyncio.to_thread(self.folder.manifests, tenant))[:_READ_AHEAD]:
+            await self._check(manifest.snapshot)
 
     async def listing(self, tenant: str, now: Fingerprint) -> tuple[SnapshotInfo, ...]:
         """All snapshots of a tenant, newest first, judged by size and fingerprint."""
-        if self._tidying:
-            await asyncio.wait(self._tidying)
+        if tidying := self._tidying.get(tenant):
+            await asyncio.wait({tidying})
         return await asyncio.to_thread(self._listing, tenant, now)
 
     def _listing(self, tenant: str, now: Fingerprint) -> tuple[SnapshotInfo, ...]:
@@ -114,7 +129,15 @@ class Keeper:
         current = self.folder.manifest(name)
         if current is None:
             raise BackendError(f"the manifest of {name} vanished while it was restored")
-        self.folder.write(replace(current, restored_ms=self._now_ms()))
+        with self._disk():
+            self.folder.write(replace(current, restored_ms=self._now_ms()))
+
+    @contextmanager
+    def _disk(self) -> Generator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise BackendError(f"slot_dir {self.folder.path} cannot be used: {error.strerror or error}") from error
 
     def _check(self, name: str) -> asyncio.Task[str | None]:
         if name not in self._checking:

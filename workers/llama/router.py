@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from swapper.errors import BackendError, BackendRefused
+from swapper.errors import BackendDown, BackendError, BackendRefused
 from swapper.snapshots.manifest import Fingerprint, Manifest, name_problem
 from workers.backend import Loaded, Quiesced, Restored, SaveArgs, Saved, SaveUnsupported, SlotUse, TenantState
 from workers.llama.answer import smallest_answer
-from workers.llama.child import Child, find_child
+from workers.llama.child import Child, find_child, gone
 from workers.llama.events import RouterEvents
 from workers.llama.fingerprint import Args, Fingerprints
 from workers.llama.gguf import GgufIdentities
@@ -116,7 +116,9 @@ class LlamaRouter:
 
     async def save(self, tenant: str, args: SaveArgs) -> Saved:
         """Save one slot under a fresh name; the manifest is written last, its digest follows in the background."""
-        name, keeper = self._name(tenant), self._keep()
+        name, keeper = self._name(tenant), self._keeper
+        if keeper is None:
+            raise SaveUnsupported(f"no slot_dir is configured for the router at {self._http.url}")
         problem = name_problem(args.name)
         if problem is not None:
             raise BackendRefused(problem)
@@ -125,8 +127,8 @@ class LlamaRouter:
         if not 0 <= args.slot < fingerprint.n_parallel:
             raise BackendRefused(f"{name} has {fingerprint.n_parallel} slots, there is no slot {args.slot}")
         keeper.begin(tenant, args.name)
-        answer = await self._save_slot(name, args, keeper.folder)
-        size = keeper.folder.size(args.name)
+        answer = await self._save_slot(name, args, keeper)
+        size = keeper.size(args.name)
         if size is None:
             theirs = Args.of(model.status.args).last("--slot-save-path", default="an unknown folder")
             raise BackendError(
@@ -145,14 +147,23 @@ class LlamaRouter:
     async def release(self, tenant: str, *, limit_ms: int) -> None:
         """Unload, and return when /models says so and the child is gone; after `limit_ms` the child is killed."""
         name = self._name(tenant)
-        model = (await self._http.models()).get(name)
+        try:
+            model = (await self._http.models()).get(name)
+        except BackendDown:
+            await self._router_is_gone(name, limit_ms / 1000)
+            model = None
         if model is not None and state_of(model).holds_vram:
-            run = await self._run(model)
-            await self._lifecycle.unload(name, run.child, limit_ms / 1000)
+            await self._lifecycle.unload(name, (await self._run(model)).child, limit_ms / 1000)
         self._released.add(name)
         self._runs.pop(name, None)
         if self._keeper is not None:
             self._keeper.tidy(tenant)
+
+    async def _router_is_gone(self, name: str, limit_s: float) -> None:
+        """A router that does not answer takes its children along; believed only of a child we know."""
+        run = self._runs.get(name)
+        if run is None or run.child is None or not await gone(run.child, timeout_s=limit_s):
+            raise BackendDown(f"{self._http.url} does not answer, and whether {name} still runs cannot be seen")
 
     async def load(self, tenant: str) -> Loaded:
         """Load, wait for `loaded`, and take the smallest real answer (not on a model that was already loaded)."""
@@ -183,12 +194,14 @@ class LlamaRouter:
     async def _first_answer(self, model: Model) -> Fingerprint:
         answered = smallest_answer(self._http, model, self._limits.answer_s)
         fingerprint, _ = await asyncio.gather(self._fingerprint(model), answered)
-        self._runs[model.id].ours = True
+        (await self._run(model)).ours = True
         return fingerprint
 
     async def restore(self, tenant: str, snapshot: str, slot: int) -> Restored:
         """Put a snapshot into an empty slot, once size, fingerprint and digest are right."""
-        name, keeper = self._name(tenant), self._keep()
+        name, keeper = self._name(tenant), self._keeper
+        if keeper is None:
+            raise BackendRefused(f"no slot_dir is configured for the router at {self._http.url}: nothing to restore")
         model = await self._loaded(name)
         fingerprint = await self._fingerprint(model)
         manifest = keeper.folder.manifest(snapshot) if name_problem(snapshot) is None else None
@@ -208,18 +221,13 @@ class LlamaRouter:
 
     def supersede(self, tenant: str, keep: set[str]) -> list[str]:
         """Delete older snapshots of the tenant that had been restored, now that `keep` are complete. Blocking."""
-        return self._keep().folder.supersede(tenant, keep)
+        return self._keeper.folder.supersede(tenant, keep) if self._keeper is not None else []
 
     def _name(self, tenant: str) -> str:
         try:
             return self._tenants[tenant]
         except KeyError:
             raise BackendRefused(f"{tenant!r} is no tenant of the router at {self._http.url}") from None
-
-    def _keep(self) -> Keeper:
-        if self._keeper is None:
-            raise SaveUnsupported(f"no slot_dir is configured for the router at {self._http.url}")
-        return self._keeper
 
     def _local_path(self, path: str) -> str:
         for theirs in sorted(self._paths, key=len, reverse=True):
@@ -231,7 +239,7 @@ class LlamaRouter:
     def _state(self, model: Model | None) -> TenantState:
         """As `state_of`, but what we released ourselves is not failed, even if its process had to be killed."""
         state = state_of(model)
-        ours = model is not None and state is TenantState.FAILED and model.id in self._released
+        ours = model is not None and state is TenantState.FAILED and model.name in self._released
         return TenantState.UNLOADED if ours else state
 
     async def _loaded(self, name: str) -> Model:
@@ -241,21 +249,21 @@ class LlamaRouter:
         return model
 
     async def _run(self, model: Model) -> _Run:
-        run, port = self._runs.get(model.id), port_of(model)
+        run, port = self._runs.get(model.name), port_of(model)
         if run is None or run.port != port:
             child = await asyncio.to_thread(find_child, model.id, port)
             run = _Run(port, child, child.environ() if child is not None else ())
-            self._runs[model.id] = run
+            self._runs[model.name] = run
         return run
 
     async def _fingerprint(self, model: Model) -> Fingerprint:
         return await self._fingerprints.of(model, (await self._run(model)).environ)
 
-    async def _save_slot(self, name: str, args: SaveArgs, folder: SlotFolder) -> SavedSlot:
+    async def _save_slot(self, name: str, args: SaveArgs, keeper: Keeper) -> SavedSlot:
         what = f"save of slot {args.slot} of {name}"
         call = self._http.save(name, args.slot, args.name)
         try:
-            return await patiently(call, what, self._limits.save_s, lambda: folder.size(args.name))
+            return await patiently(call, what, self._limits.save_s, lambda: keeper.size(args.name))
         except BackendRefused as refused:
             if refused.status == 501:
                 raise SaveUnsupported(str(refused)) from refused

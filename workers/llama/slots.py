@@ -45,6 +45,11 @@ class SlotFolder:
         except FileNotFoundError:
             return None
 
+    def forget(self, name: str) -> None:
+        """Take a manifest away before its file is written again."""
+        (self.path / (name + MANIFEST_SUFFIX)).unlink(missing_ok=True)
+        self._verified.pop(name, None)
+
     def seal(self, manifest: Manifest) -> None:
         """Close the file to other users and write its manifest, the last thing of a save."""
         with contextlib.suppress(PermissionError):  # a server under another user keeps its own mode
