@@ -60,7 +60,7 @@ class Agent:
         sight = Sight(backends, tenants, probes)
         self._tenants = sight.tenants
         self._verbs = Verbs(backends, sight)
-        self._watch = Watch(backends, sight, marks.card_token, self._volunteer)
+        self.watch = Watch(backends, sight, marks.card_token, self._volunteer)
         self._lanes = Lanes(self)
         self._after = marks.outbox or "0"
         self._unanswered: dict[str, bool] = {}
@@ -117,7 +117,7 @@ class Agent:
 
     async def _watch_on(self) -> None:
         await self._greeted.wait()
-        await self._watch.run()
+        await self.watch.run()
 
     async def _volunteer(self, verb: str, data: Mapping[str, object]) -> None:
         await self._deliver(self._news(verb, data))
@@ -183,7 +183,7 @@ class Agent:
         """Report what the verb changed before its answer, so that no older observation outlives a finished swap."""
         place = self._tenants.get(report.tenant or "")
         if place is not None and report.verb in _CHANGING:
-            await supervised(f"look at {place.server}", self._watch.look(place.server))
+            await supervised(f"look at {place.server}", self.watch.look(place.server))
 
     async def _record(self, report: Report) -> None:
         """A result that cannot be written is still delivered: without it the verb only runs once more."""

@@ -23,6 +23,7 @@ REPORTS_KEPT = 32
 """Reports remembered per (card, tenant): more than one swap sends to one tenant and has not yet heard back from."""
 
 COMPACT_BYTES = 4 << 20
+"""The log is written anew while in use once it is longer than this, and twice what it was when last compacted."""
 
 Lane = tuple[str, str | None]
 Pair = tuple[int, int]
@@ -82,6 +83,7 @@ class Marks:
         self._fd = fd
         self._lock_fd = lock_fd
         self._size = 0
+        self._compacted = 0
         self._lanes: dict[Lane, _LaneRecord] = {}
         self._outbox: str | None = None
         self._writing = threading.Lock()
@@ -159,7 +161,7 @@ class Marks:
             self._append(_Done(report))
             with self._guard:
                 self._remember(report)
-            if self._size > COMPACT_BYTES:
+            if self._size > max(COMPACT_BYTES, 2 * self._compacted):
                 self._compact()
 
     def advance(self, outbox_id: str) -> None:
@@ -233,7 +235,7 @@ class Marks:
             raise
         if self._fd >= 0:
             os.close(self._fd)
-        self._fd, self._size = fd, len(data)
+        self._fd, self._size, self._compacted = fd, len(data), len(data)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -125,6 +125,9 @@ class RecordingBackend:
         self.started = asyncio.Event()
         self.starts = 0
         self.hung = False
+        self.observing = asyncio.Event()
+        self.wake = asyncio.Event()
+        self.stale: Mapping[str, TenantState] = {}
 
     def hold(self, call: str) -> Verb:
         """Make the call wait for the test."""
@@ -150,7 +153,9 @@ class RecordingBackend:
 
     async def observe(self) -> Mapping[str, TenantState]:
         if self.hung:
-            await asyncio.Event().wait()
+            self.observing.set()
+            await self.wake.wait()
+            return self.stale
         return dict(self.states)
 
     async def quiesce(self, tenant: str) -> Quiesced:

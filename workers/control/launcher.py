@@ -103,7 +103,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _lead_a_session() -> None:
-    """The session is what `stop` ends, so it must be nobody else's (a shell's job leads a group and cannot leave it)."""
+    """`stop` ends the session, so it must be nobody else's (the leader of a shell's job cannot leave it: fork)."""
     if os.getsid(0) == os.getpid():
         return
     if os.getpgrp() == os.getpid():

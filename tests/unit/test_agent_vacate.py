@@ -1,0 +1,127 @@
+"""`vacate` says a card is free only when the probe shows it and every departed holder is seen gone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import pytest
+
+from swapper.core.types import Departed
+from tests.unit.agent_doubles import Place, RecordingBackend, ScriptedProbe, command
+from workers import vacate as vacate_module
+from workers.backend import TenantState
+from workers.observe import Sight
+from workers.vacate import VacateArgs, Vacated, vacate
+from workers.verbs import Outcome, Verbs
+
+
+def sight_of(probe: ScriptedProbe, backend: RecordingBackend | None = None) -> Sight:
+    return Sight({"llama": backend or RecordingBackend()}, {"llama/med": Place("gpu0", "llama")}, {"gpu0": probe})
+
+
+@pytest.fixture
+def holder() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that lives until its input is closed."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+def left(pid: int | None = None, free_ms: int = 0) -> tuple[Departed, ...]:
+    return (Departed("ls_1", "encode", pid, free_ms),)
+
+
+async def test_a_card_that_is_free_is_free_at_the_first_look() -> None:
+    probe = ScriptedProbe(20_000)
+    assert await vacate(sight_of(probe), "gpu0", VacateArgs(20_000, 0)) == Vacated(True, 20_000, ())
+    assert probe.looks == 1
+
+
+async def test_it_looks_until_the_probe_shows_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vacate_module, "POLL_S", 0.0)
+    probe = ScriptedProbe(0, 100, 19_999, 20_000)
+    assert await vacate(sight_of(probe), "gpu0", VacateArgs(20_000, 60_000)) == Vacated(True, 20_000, ())
+    assert probe.looks == 4
+
+
+async def test_the_probe_is_shown_what_the_backend_sees_now() -> None:
+    backend, probe = RecordingBackend(), ScriptedProbe()
+    backend.states["llama/med"] = TenantState.LOADING
+    await vacate(sight_of(probe, backend), "gpu0", VacateArgs(1, 0))
+    assert probe.asked == [({"llama/med": TenantState.LOADING}, ())]
+
+
+async def test_it_waits_for_the_holder_s_process_and_wakes_when_that_ends(
+    holder: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vacate_module, "POLL_S", 3_600.0)
+    probe = ScriptedProbe()
+    waiting = asyncio.create_task(vacate(sight_of(probe), "gpu0", VacateArgs(1, 60_000, left(holder.pid))))
+    await probe.looked.wait()
+    assert probe.asked[0][1] == (holder.pid,)
+    assert not waiting.done()
+    assert holder.stdin is not None
+    holder.stdin.close()
+    assert await waiting == Vacated(True, 24_000, ())
+
+
+async def test_a_process_that_is_long_gone_is_not_waited_for(holder: subprocess.Popen[bytes]) -> None:
+    holder.kill()
+    holder.wait()
+    seen = await vacate(sight_of(ScriptedProbe()), "gpu0", VacateArgs(1, 0, left(holder.pid)))
+    assert seen.free
+
+
+async def test_a_holder_without_a_process_counts_as_gone_at_its_moment_on_the_store_s_clock() -> None:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    store_now = 5_000_000
+    args = VacateArgs(1, 60_000, left(free_ms=store_now + 60), now_ms=store_now)
+    assert (await vacate(sight_of(ScriptedProbe()), "gpu0", args)).free
+    assert loop.time() - began >= 0.06
+
+
+async def test_when_the_limit_passes_it_names_who_is_left(holder: subprocess.Popen[bytes]) -> None:
+    sight = sight_of(ScriptedProbe(300))
+    departed = (*left(holder.pid), Departed("ls_2", "render", None, 9_000))
+    seen = await vacate(sight, "gpu0", VacateArgs(1, 0, departed, now_ms=0))
+    assert seen == Vacated(False, 300, (f"pid {holder.pid} (test)", "render"))
+
+
+async def test_a_holder_that_would_not_go_is_in_every_reading_until_it_does(holder: subprocess.Popen[bytes]) -> None:
+    probe = ScriptedProbe()
+    sight = sight_of(probe)
+    await vacate(sight, "gpu0", VacateArgs(1, 0, left(holder.pid)))
+    await sight.reading("gpu0", {})
+    holder.kill()
+    holder.wait()
+    await sight.reading("gpu0", {})
+    assert [pids for _, pids in probe.asked[-2:]] == [(holder.pid,), ()]
+
+
+async def test_it_can_be_ended_at_any_moment_and_leaves_nothing_open(holder: subprocess.Popen[bytes]) -> None:
+    probe = ScriptedProbe()
+    before = len(os.listdir("/proc/self/fd"))
+    waiting = asyncio.create_task(vacate(sight_of(probe), "gpu0", VacateArgs(1, 60_000, left(holder.pid))))
+    await probe.looked.wait()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_the_verb_answers_with_the_free_mib_or_with_a_sentence_and_the_holders() -> None:
+    verbs = Verbs({"llama": RecordingBackend()}, sight_of(ScriptedProbe(300)))
+    free = await verbs.run(command("vacate", 9, 1, tenant=None, need_mib=300, limit_ms=0, departed=[]))
+    assert free == Outcome(True, data={"free_mib": 300})
+    render = [asdict(Departed("ls_2", "render", None, 9_000))]
+    held = await verbs.run(command("vacate", 9, 1, tenant=None, need_mib=301, limit_ms=0, departed=render, now_ms=0))
+    assert held == Outcome(
+        False,
+        "300 of 301 MiB free after 0 s; held by render",
+        data={"free_mib": 300, "holders": ["render"]},
+    )

@@ -1,0 +1,146 @@
+"""What the agent reports unasked: fresh, in order, and only when it is news; servers that fall silent are started."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from swapper.errors import BackendError
+from tests.unit.agent_doubles import MemoryLink, Place, RecordingBackend, ScriptedProbe, command
+from workers import observe, watch
+from workers.agent import Agent
+from workers.backend import TenantState
+from workers.marks import Marks
+
+Running = Callable[[], AbstractAsyncContextManager[Agent]]
+
+
+@pytest.fixture
+def link() -> MemoryLink:
+    return MemoryLink()
+
+
+@pytest.fixture
+def backend() -> RecordingBackend:
+    return RecordingBackend("llama/med")
+
+
+@pytest.fixture
+def other() -> RecordingBackend:
+    return RecordingBackend("other/x")
+
+
+@pytest.fixture
+def running(tmp_path: Path, link: MemoryLink, backend: RecordingBackend, other: RecordingBackend) -> Running:
+    @asynccontextmanager
+    async def run() -> AsyncGenerator[Agent]:
+        marks = Marks.open(tmp_path / "marks")
+        places = {"llama/med": Place("gpu0", "llama"), "other/x": Place("gpu1", "other")}
+        probes = {"gpu0": ScriptedProbe(500), "gpu1": ScriptedProbe(700)}
+        agent = Agent("main", link, {"llama": backend, "other": other}, places, probes, marks)
+        task = asyncio.create_task(agent.run())
+        try:
+            yield agent
+        finally:
+            await agent.close()
+            await task
+            marks.close()
+
+    return run
+
+
+async def test_the_first_report_has_every_tenant_and_every_card(link: MemoryLink, running: Running) -> None:
+    async with running():
+        first = await link.volunteered("observed")
+    assert (first.executor, first.token, first.n, first.outcome) == ("agent:main", 0, 0, "ok")
+    assert first.data["tenants"] == {"llama/med": "unloaded", "other/x": "unloaded"}
+    assert first.data["cards"] == {
+        "gpu0": {"total_mib": 24_000, "used_mib": 23_500, "free_mib": 500, "holders": []},
+        "gpu1": {"total_mib": 24_000, "used_mib": 23_300, "free_mib": 700, "holders": []},
+    }
+
+
+async def test_a_change_is_reported_and_a_hint_without_a_change_is_not(
+    link: MemoryLink, backend: RecordingBackend, other: RecordingBackend, running: Running
+) -> None:
+    async with running():
+        await link.volunteered("observed")
+        other.change.set()
+        backend.states["llama/med"] = TenantState.LOADING
+        backend.change.set()
+        second = await link.volunteered("observed", count=2)
+    assert second.data["tenants"] == {"llama/med": "loading", "other/x": "unloaded"}
+    assert len([r for r in link.reports if r.verb == "observed"]) == 2
+
+
+async def test_what_a_load_changed_is_reported_before_its_answer(link: MemoryLink, running: Running) -> None:
+    async with running():
+        await link.send(command("load", 9, 1))
+        await link.answer(9, 1)
+    answered = next(i for i, report in enumerate(link.reports) if report.token == 9)
+    shown = [report for report in link.reports[:answered] if report.verb == "observed"][-1]
+    assert shown.data["tenants"] == {"llama/med": "loaded", "other/x": "unloaded"}
+    assert shown.data["marks"] == {"gpu0": 9, "gpu1": 0}
+
+
+async def test_a_hung_server_is_unreachable_and_holds_nobody_up(
+    link: MemoryLink, backend: RecordingBackend, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observe, "OBSERVE_S", 0.01)
+    backend.hung = True
+    async with running():
+        first = await link.volunteered("observed")
+        assert first.data["tenants"] == {"llama/med": "unreachable", "other/x": "unloaded"}
+        await link.send(command("load", 9, 1, tenant="other/x", card="gpu1"))
+        assert (await link.answer(9, 1)).outcome == "ok"
+
+
+async def test_a_silent_server_is_started_again(
+    link: MemoryLink, backend: RecordingBackend, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "START_PAUSE_S", (0.0, 0.0))
+    async with running():
+        await link.volunteered("observed")
+        await backend.started.wait()
+        backend.started.clear()
+        backend.states["llama/med"] = TenantState.UNREACHABLE
+        backend.change.set()
+        await backend.started.wait()
+
+
+async def test_a_server_that_does_not_start_is_tried_again_and_the_agent_works_on(
+    link: MemoryLink, backend: RecordingBackend, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "START_PAUSE_S", (0.0, 0.0))
+    backend.errors["start"] = BackendError("no such file: llama-server")
+    backend.states["llama/med"] = TenantState.UNREACHABLE
+    async with running():
+        for _ in range(3):
+            await backend.started.wait()
+            backend.started.clear()
+        await link.send(command("load", 9, 1, tenant="other/x", card="gpu1"))
+        assert (await link.answer(9, 1)).outcome == "ok"
+
+
+async def test_of_two_looks_at_a_server_the_later_one_stands(
+    link: MemoryLink, backend: RecordingBackend, running: Running
+) -> None:
+    async with running() as agent:
+        await link.volunteered("observed")
+        backend.hung = True
+        slow = asyncio.create_task(agent.watch.look("llama"))
+        await backend.observing.wait()
+        backend.hung = False
+        backend.states["llama/med"] = TenantState.LOADED
+        await agent.watch.look("llama")
+        backend.stale = {"llama/med": TenantState.UNLOADED}
+        backend.wake.set()
+        await slow
+        assert [r for r in link.reports if r.verb == "observed"][-1].data["tenants"] == {
+            "llama/med": "loaded",
+            "other/x": "unloaded",
+        }

@@ -1,0 +1,156 @@
+"""Marks survive what a crash leaves behind, and never forget which command came last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from swapper.core.types import Command, Report
+from swapper.errors import ConfigError
+from tests.unit.agent_doubles import command
+from workers import marks as marks_module
+from workers.marks import Fresh, Marks, Old, Repeat
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "marks"
+
+
+def answer(order: Command, **data: object) -> Report:
+    return Report(order.executor, order.card, order.tenant, order.token, order.n, order.verb, "ok", data=data)
+
+
+def reopened(marks: Marks, path: Path) -> Marks:
+    marks.close()
+    return Marks.open(path)
+
+
+def test_a_lane_never_used_has_no_mark(path: Path) -> None:
+    marks = Marks.open(path)
+    assert marks.mark("gpu0", "llama/med") == (0, 0)
+    assert (marks.highest_token, marks.card_token("gpu0"), marks.outbox) == (0, 0, None)
+    marks.close()
+
+
+def test_what_was_begun_finished_and_read_is_known_to_the_next_run(path: Path) -> None:
+    order = command("load", 9, 2)
+    marks = Marks.open(path)
+    assert marks.begin(order) == Fresh()
+    marks.finish(answer(order, n_slots=2, snapshots=[{"slot": 0}]))
+    marks.advance("17-0")
+
+    marks = reopened(marks, path)
+    assert marks.begin(order) == Repeat(answer(order, n_slots=2, snapshots=[{"slot": 0}]))
+    assert marks.begin(command("load", 9, 1)) == Old((9, 2))
+    assert (marks.mark("gpu0", "llama/med"), marks.highest_token, marks.outbox) == ((9, 2), 9, "17-0")
+    marks.close()
+
+
+def test_lanes_have_marks_of_their_own(path: Path) -> None:
+    marks = Marks.open(path)
+    marks.begin(command("load", 9, 2))
+    marks.begin(command("vacate", 8, 1, tenant=None))
+    marks.begin(command("load", 12, 1, card="gpu1", tenant="llama/big"))
+    assert marks.mark("gpu0", None) == (8, 1)
+    assert (marks.card_token("gpu0"), marks.card_token("gpu1"), marks.highest_token) == (9, 12, 12)
+    marks.close()
+
+
+def test_a_command_begun_but_not_finished_is_to_be_executed_again(path: Path) -> None:
+    marks = Marks.open(path)
+    marks.begin(command("load", 9, 1))
+    marks = reopened(marks, path)
+    assert marks.begin(command("load", 9, 1)) == Repeat(None)
+    marks.close()
+
+
+def test_an_earlier_answer_of_the_lane_is_still_on_record(path: Path) -> None:
+    first, second = command("save", 9, 1), command("save", 9, 2)
+    marks = Marks.open(path)
+    for order in (first, second):
+        marks.begin(order)
+        marks.finish(answer(order))
+    marks = reopened(marks, path)
+    assert marks.begin(first) == Repeat(answer(first))
+    marks.close()
+
+
+def test_only_the_last_answers_of_a_lane_are_kept_and_the_mark_always(path: Path) -> None:
+    marks = Marks.open(path)
+    for n in range(1, marks_module.REPORTS_KEPT + 2):
+        marks.begin(command("save", 9, n))
+        marks.finish(answer(command("save", 9, n)))
+    assert marks.begin(command("save", 9, 1)) == Old((9, marks_module.REPORTS_KEPT + 1))
+    marks.close()
+
+
+@pytest.mark.parametrize("cut", range(1, 40, 3))
+def test_a_torn_last_line_costs_that_line_only(path: Path, cut: int) -> None:
+    marks = Marks.open(path)
+    marks.begin(command("load", 9, 1))
+    before = len(path.read_bytes())
+    marks.finish(answer(command("load", 9, 1)))
+    marks.close()
+    path.write_bytes(path.read_bytes()[: before + cut])
+
+    marks = Marks.open(path)
+    assert marks.begin(command("load", 9, 1)) == Repeat(None)
+    assert marks.begin(command("load", 9, 2)) == Fresh()
+    marks = reopened(marks, path)
+    assert marks.mark("gpu0", "llama/med") == (9, 2)
+    marks.close()
+
+
+def test_garbage_where_a_power_cut_lost_pages_hides_no_later_mark(path: Path) -> None:
+    marks = Marks.open(path)
+    marks.begin(command("load", 9, 1))
+    marks.close()
+    durable = path.read_bytes()
+    path.write_bytes(b"\0\0\xff{\n" + durable)
+    marks = Marks.open(path)
+    assert marks.mark("gpu0", "llama/med") == (9, 1)
+    marks.close()
+
+
+def test_opening_writes_the_log_anew_and_small(path: Path) -> None:
+    marks = Marks.open(path)
+    for n in range(1, 200):
+        marks.begin(command("load", 9, n))
+        marks.advance(f"{n}-0")
+    long = path.stat().st_size
+    marks = reopened(marks, path)
+    assert path.stat().st_size < long / 50
+    assert (marks.mark("gpu0", "llama/med"), marks.outbox) == ((9, 199), "199-0")
+    assert [p.name for p in path.parent.iterdir() if p.name.endswith(".new")] == []
+    marks.close()
+
+
+def test_a_log_that_grew_long_is_compacted_while_it_is_used(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(marks_module, "COMPACT_BYTES", 1_000)
+    marks = Marks.open(path)
+    for n in range(1, 300):
+        marks.begin(command("load", 9, n))
+        marks.finish(answer(command("load", 9, n)))
+    assert path.stat().st_size < 20_000
+    marks = reopened(marks, path)
+    assert marks.begin(command("load", 9, 299)) == Repeat(answer(command("load", 9, 299)))
+    marks.close()
+
+
+def test_a_crash_while_compacting_leaves_the_old_log(path: Path) -> None:
+    marks = Marks.open(path)
+    marks.begin(command("load", 9, 1))
+    marks.close()
+    path.with_name("marks.new").write_bytes(b'{"type":"beg')
+    marks = Marks.open(path)
+    assert marks.mark("gpu0", "llama/med") == (9, 1)
+    marks.close()
+
+
+def test_two_agents_cannot_share_their_marks(path: Path) -> None:
+    marks = Marks.open(path)
+    with pytest.raises(ConfigError, match="another agent uses these marks"):
+        Marks.open(path)
+    reopened(marks, path).close()
