@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-PROGRAM = "llama-server-vulkan"
-_BUILT_FOR = {"avx512f", "avx512_bf16", "avx512_fp16", "amx_int8"}
-
-
-def program() -> str:
-    beside = Path(sys.executable).with_name(PROGRAM)
-    found = str(beside) if beside.is_file() else shutil.which(PROGRAM)
-    assert found is not None, f"{PROGRAM} is not installed: pip install -e '.[demo,test]'"
-    return found
-
-
-def environment() -> dict[str, str]:
-    """The wheel's CPU code is built for AVX-512 and AMX; elsewhere the portable one of `libggml-python` replaces it."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_ARG_")}
-    line = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")), "")
-    if set(line.split()) >= _BUILT_FOR:
-        return env
-    portable = importlib.util.find_spec("libggml")
-    assert portable is not None, "this CPU needs the portable CPU code of llama.cpp: pip install libggml-python"
-    assert portable.submodule_search_locations is not None
-    return {**env, "LD_PRELOAD": f"{portable.submodule_search_locations[0]}/lib64/libggml-cpu.so.0"}
+from swapper.demo.server import find_llama_server
 
 
 def free_port() -> int:
@@ -50,13 +27,20 @@ class RealRouter:
         self.url = f"http://127.0.0.1:{self.port}"
         self.lines: list[str] = []
         self._ready = threading.Event()
-        command = [program(), "--models-preset", str(preset), "--no-models-autoload", "--models-max", "0"]
+        command = [
+            *find_llama_server().command,
+            "--models-preset",
+            str(preset),
+            "--no-models-autoload",
+            "--models-max",
+            "0",
+        ]
         self._process = subprocess.Popen(
             [*command, "--host", "127.0.0.1", "--port", str(self.port), *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.PIPE,
-            env=environment(),
+            env={name: value for name, value in os.environ.items() if not name.startswith("LLAMA_ARG_")},
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
