@@ -236,14 +236,13 @@ class Exchange:
     async def _receive(self, upstream: aiohttp.ClientResponse) -> web.StreamResponse | Problem | _Again:
         """The first bytes decide: not ready (again), an error after our 200 (an event), else pass it through."""
         try:
-            length = upstream.content_length
-            if upstream.status >= 400 and length is not None and length <= SMALL_BYTES:
-                first = await upstream.content.read()
+            first = await upstream.content.readany()
+            if upstream.status >= 400:
+                while len(first) <= SMALL_BYTES and (more := await upstream.content.readany()):
+                    first += more
                 again = _not_ready(upstream.status, first)
                 if again is not None:
                     return again
-            else:
-                first = await upstream.content.readany()
         except (aiohttp.ClientError, OSError) as error:
             return _Again(_words(error), died=True)
         early = await self._keepalive.stop() if self._keepalive is not None else None

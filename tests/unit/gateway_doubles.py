@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 import warnings
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -245,6 +247,33 @@ def command(verb: str, token: int, n: int, **args: object) -> Command:
     return Command("gateway:g1", "gpu0", ALPHA, token, n, verb, args)
 
 
+@dataclass(frozen=True)
+class Answer:
+    """A response read to its end."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> dict[str, Any]:
+        body: dict[str, Any] = json.loads(self.body)
+        return body
+
+    def error(self) -> dict[str, Any]:
+        """The error of an OpenAI envelope, whose shape is checked."""
+        body = self.json()
+        assert set(body) == {"error"}
+        assert set(body["error"]) == {"message", "type", "param", "code"}
+        error: dict[str, Any] = body["error"]
+        return error
+
+
+def events_of(text: bytes) -> list[Any]:
+    """The data of a stream's events; `[DONE]` stays a word."""
+    data = [line[6:] for line in text.decode().split("\n\n") if line.startswith("data: ")]
+    return [one if one == "[DONE]" else json.loads(one) for one in data]
+
+
 @dataclass
 class Served:
     """A gateway on a real port before one scripted server."""
@@ -261,6 +290,17 @@ class Served:
         self, body: object, path: str = "/v1/chat/completions", headers: Mapping[str, str] | None = None
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         return self.client.post(self.url + path, json=body, headers=headers)
+
+    async def call(
+        self, body: object, path: str = "/v1/chat/completions", headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        """A call from its first byte to its last."""
+        async with self.post(body, path, headers) as response:
+            return Answer(response.status, dict(response.headers), await response.read())
+
+    async def waiting(self, count: int = 1) -> None:
+        """Until so many calls wait, as the store is told."""
+        await self.link.beaten(lambda demand: sum(record.waiting for record in demand) == count)
 
 
 def _loop_ms() -> int:

@@ -33,37 +33,37 @@ async def test_a_call_before_a_close_is_counted_and_one_after_it_waits() -> None
     async with serve() as gateway:
         stream = Stream().put(event("1"))
         gateway.upstream.scripts = [stream, answer({"late": True})]
-        running = await gateway.post(STREAM).__aenter__()
+        running = asyncio.create_task(gateway.call(STREAM))
+        await gateway.upstream.arrived.get()
         report = await told(gateway, command("close", 10, 1, epoch=2))
         assert (report.outcome, report.data, report.token, report.n) == ("ok", {"in_flight": 1}, 10, 1)
-        late = asyncio.ensure_future(gateway.post(CHAT).__aenter__())
-        await gateway.link.beaten(lambda demand: any(record.waiting for record in demand))
+        late = asyncio.create_task(gateway.call(CHAT))
+        await gateway.waiting()
 
         await gateway.link.send(command("drain", 10, 2, epoch=2))
         stream.put(None)
-        await running.read()
+        await running
         report = await gateway.link.reports.get()
         assert (report.verb, report.outcome, report.n) == ("drain", "ok", 2)
 
         report = await told(gateway, command("open", 10, 3, epoch=3, swap="sw_1", unproved=[]))
         assert report.outcome == "ok"
-        response = await late
-        assert response.headers["X-Swapper-Swap"] == "sw_1"
+        assert (await late).headers["X-Swapper-Swap"] == "sw_1"
 
 
 async def test_a_cut_is_answered_when_the_sockets_are_closed_even_while_a_drain_is_pending() -> None:
     async with serve() as gateway:
         gateway.upstream.scripts = [Stream().put(event("1"))]
-        running = await gateway.post(STREAM).__aenter__()
-        await running.content.readany()
-        await told(gateway, command("close", 10, 1, epoch=2))
-        await gateway.link.send(command("drain", 10, 2, epoch=2))
-        await gateway.link.send(command("cut", 10, 3, epoch=2, reason="the drain limit"))
-        reports = {report.verb: report for report in [await gateway.link.reports.get() for _ in range(2)]}
-        assert reports["cut"].data == {"ended": 1, "requeued": 0}
-        assert reports["drain"].outcome == "ok"
-        await gateway.upstream.left.wait()
-        await running.read()
+        async with gateway.post(STREAM) as running:
+            await running.content.readany()
+            await told(gateway, command("close", 10, 1, epoch=2))
+            await gateway.link.send(command("drain", 10, 2, epoch=2))
+            await gateway.link.send(command("cut", 10, 3, epoch=2, reason="the drain limit"))
+            reports = {report.verb: report for report in [await gateway.link.reports.get() for _ in range(2)]}
+            assert reports["cut"].data == {"ended": 1, "requeued": 0}
+            assert reports["drain"].outcome == "ok"
+            await gateway.upstream.left.wait()
+            assert b"the drain limit" in await running.read()
 
 
 async def test_a_repeated_command_is_answered_from_the_record_and_an_older_one_refused() -> None:
@@ -107,13 +107,14 @@ async def test_a_stale_drain_is_dropped_when_the_gate_opens_again() -> None:
     async with serve() as gateway:
         stream = Stream().put(event("1"))
         gateway.upstream.scripts = [stream]
-        running = await gateway.post(STREAM).__aenter__()
+        running = asyncio.create_task(gateway.call(STREAM))
+        await gateway.upstream.arrived.get()
         await told(gateway, command("close", 10, 1, epoch=2))
         await gateway.link.send(command("drain", 10, 2, epoch=2))
         report = await told(gateway, command("open", 10, 3, epoch=3, swap=None, unproved=[]))
         assert report.verb == "open"
         stream.put(None)
-        await running.read()
+        await running
         await gateway.admission.drained(ALPHA)
         report = await told(gateway, command("close", 11, 1, epoch=4))
         assert report.verb == "close"
@@ -206,8 +207,8 @@ async def test_only_a_new_failure_answers_the_calls_that_wait() -> None:
         link.failed[ALPHA] = Failure("no such file", 1, 5_000)
         await link.tell_cards()
         await link.looked()
-        call = asyncio.ensure_future(gateway.post(CHAT).__aenter__())
-        await link.beaten(lambda demand: any(record.waiting for record in demand))
+        call = asyncio.create_task(gateway.call(CHAT))
+        await gateway.waiting()
         await link.tell_cards()
         await link.looked()
         assert gateway.admission.waiting == 1
@@ -244,8 +245,7 @@ async def test_a_streamed_answer_proves_the_conversation_of_its_slot() -> None:
         await restored(gateway)
         gateway.upstream.slots = [{"id": 0, "is_processing": False}, slot(1, 12, 3990, 50)]
         gateway.upstream.scripts = [Stream().put(*finished(3990, 50))]
-        async with gateway.post(STREAM) as response:
-            await response.read()
+        await gateway.call(STREAM)
         report = await gateway.link.reports.get()
         assert (report.verb, report.tenant, report.card, report.token) == ("proof", ALPHA, "gpu0", 0)
         assert report.data == {
@@ -264,8 +264,7 @@ async def test_an_answer_that_names_its_slot_needs_no_question() -> None:
     async with serve(opened=False) as gateway:
         await restored(gateway)
         gateway.upstream.scripts = [answer({"id_slot": 0, "timings": {"cache_n": 0, "prompt_n": 3020}})]
-        async with gateway.post(CHAT, path="/completion") as response:
-            await response.read()
+        await gateway.call(CHAT, path="/completion")
         report = await gateway.link.reports.get()
         assert (report.data["snapshot"], report.data["result"]) == ("a.bin", "cold")
         assert "read again" in str(report.data["reason"])
@@ -277,13 +276,11 @@ async def test_what_cannot_be_told_apart_stays_unproved_until_it_can() -> None:
         await restored(gateway)
         gateway.upstream.slots = [slot(0, 11, 2990, 30), slot(1, 12, 2990, 30)]
         gateway.upstream.scripts = [Stream().put(*finished(2990, 30)), Stream().put(*finished(3030, 20))]
-        async with gateway.post(STREAM) as response:
-            await response.read()
+        await gateway.call(STREAM)
         await gateway.member.proofs.idle()
         assert gateway.link.reports.empty()
         gateway.upstream.slots = [slot(0, 15, 3030, 20), slot(1, 12, 2990, 30)]
-        async with gateway.post(STREAM) as response:
-            await response.read()
+        await gateway.call(STREAM)
         report = await gateway.link.reports.get()
         assert (report.data["snapshot"], report.data["result"]) == ("a.bin", "warm")
 
@@ -294,8 +291,7 @@ async def test_nothing_is_asked_of_the_server_while_nothing_is_to_be_proved() ->
         await told(gateway, command("close", 11, 1, epoch=3))
         await told(gateway, command("open", 11, 2, epoch=4, swap="sw_2", unproved=[]))
         gateway.upstream.scripts = [Stream().put(*finished(3990, 50))]
-        async with gateway.post(STREAM) as response:
-            await response.read()
+        await gateway.call(STREAM)
         await gateway.member.proofs.idle()
         assert gateway.upstream.slot_queries == []
         assert gateway.link.reports.empty()

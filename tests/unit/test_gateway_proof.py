@@ -43,14 +43,16 @@ def test_events_with_crlf_are_read_too() -> None:
 def test_a_plain_completion_names_its_slot() -> None:
     tail = Tail(sse=False)
     tail.feed(b'{"id_slot": 1, "content": "timings", ')
-    tail.feed(b'"timings": {"cache_n": 12, "prompt_n": 3}}')
-    assert tail.reuse() == Reuse(12, 3, 1)
+    tail.feed(b'"timings": {"cache_n": 12, "prompt_n": 3, "predicted_n": 1}}')
+    assert tail.reuse() == Reuse(12, 3, 1, 15)
 
 
 def test_usage_serves_where_there_are_no_timings() -> None:
     tail = Tail(sse=False)
-    tail.feed(b'{"usage": {"prompt_tokens": 100, "prompt_tokens_details": {"cached_tokens": 90}}}')
-    assert tail.reuse() == Reuse(90, 10, None)
+    tail.feed(
+        b'{"usage": {"prompt_tokens": 100, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 90}}}'
+    )
+    assert tail.reuse() == Reuse(90, 10, None, 103)
 
 
 def test_usage_tells_what_the_answer_left_in_its_slot() -> None:
@@ -77,19 +79,19 @@ def line(slot: int, task: int | None, tokens: int | None = 15, busy: bool = Fals
 @pytest.mark.parametrize(
     ("lines", "claimed", "expected"),
     [
-        pytest.param([line(0, None), line(1, 7)], {}, 1, id="the only slot that ran anything"),
-        pytest.param([line(0, 5, tokens=2), line(1, 7)], {}, 1, id="the one that holds what the answer left"),
+        pytest.param([line(0, None, None), line(1, 7)], {}, 1, id="the only slot that ran anything"),
+        pytest.param([line(0, 5, 16), line(1, 7)], {}, 1, id="the one that holds as many tokens as were left"),
         pytest.param([line(0, 5), line(1, 7)], {0: 5}, 1, id="the other task was another answer's"),
         pytest.param([line(0, 5), line(1, 7)], {}, None, id="two fit: nobody knows"),
         pytest.param([line(0, 5, busy=True)], {}, None, id="it already runs the next call"),
-        pytest.param([line(1, 7, tokens=None)], {}, None, id="a server that does not say what a slot holds"),
+        pytest.param([line(0, 5, 16)], {}, None, id="the next call has been there already"),
         pytest.param([], {}, None, id="no answer from the server"),
     ],
 )
 def test_a_slot_is_trusted_only_when_it_is_the_one(
     lines: list[SlotLine], claimed: dict[int, int], expected: int | None
 ) -> None:
-    picked = pick_slot(lines, claimed, Reuse(10, 2, None, 15))
+    picked = pick_slot(lines, claimed, Reuse(cache_n=10, prompt_n=2, left=15))
     assert (None if picked is None else picked.id) == expected
 
 
