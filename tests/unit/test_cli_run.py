@@ -155,8 +155,8 @@ async def test_the_command_ends_with_a_run_that_was_killed(api: Served) -> None:
     await api.granted_when_queued()
     assert await line(process) == "ready"
     process.kill()
-    assert await line(process) == "got TERM"
-    await process.wait()
+    status, out, _ = await ended(process)
+    assert (status, out) == (-signal.SIGKILL, "got TERM\n")
 
 
 async def test_a_command_that_is_not_there_is_127_and_asks_for_nothing(api: Served) -> None:
