@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from swapper.core.commit import Commit, Committed, Conflict, LeaseChange
 from swapper.core.types import Card, Hold, Lease, LeaseRequest, LeaseState, Swap, WorkClass
 from swapper.store import codec
-from swapper.store.protocol import Enqueued, StoredEvent
+from swapper.store.functions import Reply
+from swapper.store.protocol import Enqueued, Store, StoredEvent
 from swapper.store.redis import RedisStore
 
 NOW = 1_800_000_000_000
@@ -38,28 +39,28 @@ def request(
     )
 
 
-async def ask(store: RedisStore, lease_id: str, wanted: LeaseRequest | None = None, now_ms: int | None = NOW) -> Lease:
+async def ask(store: Store, lease_id: str, wanted: LeaseRequest | None = None, now_ms: int | None = NOW) -> Lease:
     answer = await store.enqueue(wanted or request(), lease_id=lease_id, max_queue=10_000, now_ms=now_ms)
     assert isinstance(answer, Enqueued)
     return answer.lease
 
 
-async def ask_all(store: RedisStore, prefix: str, count: int, wanted: LeaseRequest) -> None:
+async def ask_all(store: Store, prefix: str, count: int, wanted: LeaseRequest) -> None:
     """Many alike, at once; their order among each other is not given."""
     await asyncio.gather(*(ask(store, f"{prefix}{number}", wanted) for number in range(count)))
 
 
-async def card_of(store: RedisStore, name: str = "gpu0") -> Card:
+async def card_of(store: Store, name: str = "gpu0") -> Card:
     return (await store.read(now_ms=NOW)).cards.get(name, Card(name))
 
 
-async def prepare(store: RedisStore, lease_id: str, now_ms: int = NOW) -> Committed | Conflict:
+async def prepare(store: Store, lease_id: str, now_ms: int = NOW) -> Committed | Conflict:
     card = replace(await card_of(store), holds=(Hold(lease_id, "", None, None),))
     change = LeaseChange(lease_id, QUEUED, LeaseState.PREPARING, card="gpu0", swap_id=f"sw-{lease_id}")
     return await store.commit(Commit(cards=(card,), leases=(change,)), now_ms=now_ms)
 
 
-async def grant(store: RedisStore, lease_id: str, now_ms: int = NOW) -> int:
+async def grant(store: Store, lease_id: str, now_ms: int = NOW) -> int:
     """Grant whatever waits under this id; returns its token."""
     token = await store.draw_token(now_ms=now_ms)
     card = replace(await card_of(store), holds=(Hold(lease_id, "", None, None, granted=True),))
@@ -68,10 +69,15 @@ async def grant(store: RedisStore, lease_id: str, now_ms: int = NOW) -> int:
     return token
 
 
-async def state(store: RedisStore, lease_id: str) -> LeaseState:
+async def state(store: Store, lease_id: str) -> LeaseState:
     lease = await store.lease(lease_id)
     assert lease is not None
     return lease.state
+
+
+async def raw(store: RedisStore, command: str, key: str, *args: str) -> Reply:
+    """A command of the server on one of the store's own keys, past the protocol."""
+    return await store._do(command, store._key(key), *args)  # pyright: ignore[reportPrivateUsage]
 
 
 @dataclass(slots=True)
