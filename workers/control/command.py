@@ -167,13 +167,23 @@ class CommandControl:
         process = self._recorded()
         if process is None or not await asyncio.to_thread(_session, process):
             return
-        await asyncio.to_thread(_signal, process, signal.SIGTERM)
-        if not await _until(lambda: not _session(process), grace_ms / 1000):
+        if not await _terminated(process, grace_ms / 1000):
             await asyncio.to_thread(_signal, process, signal.SIGKILL)
             if not await _until(lambda: not _session(process), KILL_S):
                 left = ", ".join(map(str, _session(process)))
                 raise BackendError(f"{self._name}: process {left} survived KILL; it hangs in the kernel")
         await _until(lambda: not _runs(process.session), _EXIT_WRITTEN_S)
+
+
+async def _terminated(process: _Process, grace_s: float) -> bool:
+    """TERM to all, and once more to those that the process leaves behind; False when some are left after `grace_s`."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + grace_s
+    await asyncio.to_thread(_signal, process, signal.SIGTERM)
+    if not await _until(lambda: not launcher.lives(process.pid, process.started), grace_s):
+        return False
+    await asyncio.to_thread(_signal, process, signal.SIGTERM)
+    return await _until(lambda: not _session(process), max(0.0, deadline - loop.time()))
 
 
 def _session(process: _Process) -> list[int]:
