@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import msgspec
 
@@ -94,6 +95,18 @@ def lease(flat: Sequence[str] | Mapping[str, str]) -> Lease:
         swap_id=fields.get("swap_id"),
         explain=fields.get("explain"),
     )
+
+
+@lru_cache(maxsize=4096)
+def lease_image(image: str, expires_ms: str = "", progress: str = "") -> Lease:
+    """A lease from its after-image and what heartbeats move beside it (`` for None).
+
+    Cached: the same waiting leases are read again and again, and a Lease is immutable.
+    """
+    lease = _LEASE.decode(image)
+    if not expires_ms:
+        return lease
+    return replace(lease, expires_ms=int(expires_ms), progress=float(progress) if progress else None)
 
 
 def gates(flat: Sequence[str] | Mapping[str, str]) -> dict[str, Gate]:
@@ -183,7 +196,7 @@ def commit(value: Commit) -> str:
 
 def lease_of(event: StoredEvent) -> Lease:
     """The after-image of a `lease` event. `expires_ms` and `progress` are None: heartbeats move them silently."""
-    return _LEASE.decode(event.data)
+    return lease_image(event.data)
 
 
 def card_of(event: StoredEvent) -> Card:

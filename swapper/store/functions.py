@@ -133,7 +133,7 @@ class Functions:
         earliest expiry, end of max_hold, revocation, deadline, `not_before` or end of a membership still ahead.
         """
         now, cards, rows, queued, due, gateways, records, gates = await self._call("read", codec.optional(now_ms))
-        leases = sorted((codec.lease(row) for row in rows), key=_order)
+        leases = sorted((codec.lease_image(*row) for row in rows), key=_order)
         documents = [codec.card(text) for text in cards]
         return World(
             now_ms=int(now),

@@ -9,7 +9,7 @@ library never chooses (no function picks a lease or a card) and never re-encodes
 Keys. Everything lives under one prefix P with a hash tag, `{swapper}` by default; P is the only key a call names.
   P:lease:ID        hash: a lease, flat, every value a string; a field that is None is absent. Besides the fields of
                     Lease there are those this library needs of its request: rank ttl_ms max_hold_ms not_before_ms
-                    deadline_ms owner asked (the card asked for), and rev (counts its state changes).
+                    deadline_ms owner asked (the card asked for); rev counts its changes, and image is its last after-image.
                     `request` is the LeaseRequest as a JSON document, opaque here.
   P:leases          zset seq: every lease there is          P:seq        the arrival counter
   P:queue           zset rank * 2^44 + seq: who waits       P:queue:CARD (`*`: any card) the same for one card asked for
@@ -146,9 +146,12 @@ local function change(p, lease, fields)
     write[#write + 1] = field
     write[#write + 1] = value
   end
+  local after = image(lease)
+  write[#write + 1] = 'image'
+  write[#write + 1] = after
   redis.call('HSET', p .. ':lease:' .. lease.id, unpack(write))
   place(p, lease)
-  emit(p, 'lease', lease.id, lease.rev, image(lease))
+  emit(p, 'lease', lease.id, lease.rev, after)
   if not LIFE[lease.state] then forget_oldest(p) end
 end
 

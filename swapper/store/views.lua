@@ -49,13 +49,13 @@ local function next_due(p, now)
   return due and int(due) or ''
 end
 
--- now -> now, cards, leases, queued, next due, gateways, demand documents, gates
+-- now -> now, cards, leases (after-image, expires_ms, progress), queued, next due, gateways, demand documents, gates
 local function read(keys, a)
   local p, now = keys[1], clock(a[1])
   local leases, demand = {}, {}
   for _, id in ipairs(wanted_leases(p, now)) do
-    local lease = flat(p, id)
-    if #lease > 0 then leases[#leases + 1] = lease end
+    local lease = redis.call('HMGET', p .. ':lease:' .. id, 'image', 'expires_ms', 'progress')
+    if lease[1] then leases[#leases + 1] = { lease[1], lease[2] or '', lease[3] or '' } end
   end
   local gateways = redis.call('ZRANGEBYSCORE', p .. ':gateways', '(' .. int(now), '+inf')
   for _, gateway in ipairs(gateways) do demand[#demand + 1] = redis.call('HGET', p .. ':demand', gateway) or '[]' end
