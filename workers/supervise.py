@@ -16,7 +16,7 @@ from swapper.errors import StoreDown
 
 T = TypeVar("T")
 
-log = structlog.stdlib.get_logger("swapper.agent")
+log = structlog.stdlib.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

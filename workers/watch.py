@@ -27,9 +27,10 @@ LOOK_S = 2.0
 REPEAT_S = 10.0
 """A report at least this often, even when nothing changed."""
 START_PAUSE_S = (1.0, 30.0)
-"""Between two attempts to start a server that does not answer: the first pause, doubling up to the last."""
+"""Between attempts to start a server that does not answer: the first pause, doubling up to the last; none for a server
+that had stood for twice the last."""
 
-log = structlog.stdlib.get_logger("swapper.agent")
+log = structlog.stdlib.get_logger(__name__)
 
 Report = Callable[[str, Mapping[str, object]], Awaitable[None]]
 
@@ -148,14 +149,15 @@ class Watch:
         seen = self._servers[server]
         loop = asyncio.get_running_loop()
         shortest, longest = START_PAUSE_S
-        pause = shortest / 2
+        pause = 0.0
         while True:
             started_at = loop.time()
             await supervised(f"start {server}", self._start(server))
             seen.silent.clear()
             seen.changed.set()
             await seen.silent.wait()
-            pause = shortest if loop.time() - started_at > 2 * longest else min(pause * 2, longest)
+            stood = loop.time() - started_at > 2 * longest
+            pause = 0.0 if stood else min(max(pause * 2, shortest), longest)
             await asyncio.sleep(pause)
 
     async def _start(self, server: str) -> None:

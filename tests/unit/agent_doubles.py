@@ -48,6 +48,7 @@ class MemoryLink:
         self.reads: list[str] = []
         self.down = False
         self.outages = 0
+        self.crash: Exception | None = None
         self._news = asyncio.Condition()
 
     async def send(self, *commands: Command) -> None:
@@ -61,6 +62,9 @@ class MemoryLink:
         assert executor == EXECUTOR
         assert block_ms > 0
         self.reads.append(after)
+        if crash := self.crash:
+            self.crash = None
+            raise crash
         outages = self.outages
         async with self._news:
             await self._news.wait_for(lambda: self.outages > outages or self.down or len(self.entries) > int(after))

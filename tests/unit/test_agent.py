@@ -8,9 +8,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
+from structlog.testing import CapturingLogger
 
 from swapper.errors import BackendRefused
 from tests.unit.agent_doubles import MemoryLink, Place, RecordingBackend, ScriptedProbe, command
+from workers import supervise
 from workers.agent import Agent
 from workers.backend import SaveUnsupported
 from workers.marks import Marks
@@ -252,15 +254,17 @@ async def test_a_server_that_cannot_save_is_told_apart_from_a_failure(
 
 
 async def test_an_unexpected_error_is_reported_and_the_lane_goes_on(
-    link: MemoryLink, backend: RecordingBackend, running: Running, capsys: pytest.CaptureFixture[str]
+    link: MemoryLink, backend: RecordingBackend, running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    said = CapturingLogger()
+    monkeypatch.setattr(supervise, "log", said)
     backend.errors["load llama/med"] = KeyError("slot")
     async with running():
         await link.send(command("load", 9, 1), command("release", 9, 2))
         report = await link.answer(9, 1)
         assert (await link.answer(9, 2)).outcome == "ok"
     assert (report.outcome, report.detail) == ("failed", "load llama/med: KeyError: 'slot'")
-    assert "Traceback" in capsys.readouterr().out
+    assert [(call.method_name, call.kwargs) for call in said.calls] == [("exception", {"what": "load llama/med"})]
 
 
 @pytest.mark.parametrize(
@@ -308,3 +312,42 @@ async def test_the_agent_greets_first_and_again_when_the_store_returns(link: Mem
         await link.switch(down=True)
         await link.switch(down=False)
         assert (await link.volunteered("hello", count=2)).data == {"mark": 9}
+
+
+async def test_a_newer_vacate_ends_the_one_that_waits(link: MemoryLink, running: Running) -> None:
+    hour = 3_600_000
+    async with running():
+        await link.send(command("vacate", 9, 1, tenant=None, need_mib=99_000, limit_ms=hour))
+        await link.send(command("vacate", 10, 1, tenant=None, need_mib=1, limit_ms=hour))
+        assert (await link.answer(10, 1)).data == {"free_mib": 24_000}
+        refused = await link.answer(9, 1)
+    assert (refused.outcome, refused.data) == ("refused", {"mark": 10})
+
+
+async def test_a_crash_of_its_own_loop_does_not_end_the_agent(
+    link: MemoryLink, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = CapturingLogger()
+    monkeypatch.setattr(supervise, "log", said)
+    link.crash = KeyError("streams")
+    async with running():
+        await link.send(command("load", 9, 1))
+        assert (await link.answer(9, 1)).outcome == "ok"
+    assert [call.kwargs for call in said.calls] == [{"what": "read the outbox"}]
+
+
+async def test_cancelling_the_agent_stops_what_it_does(
+    tmp_path: Path, link: MemoryLink, backend: RecordingBackend
+) -> None:
+    marks = Marks.open(tmp_path / "marks")
+    slow = backend.hold("load llama/med")
+    agent = Agent("main", link, {"llama": backend}, {"llama/med": Place("gpu0", "llama")}, {}, marks)
+    task = asyncio.create_task(agent.run())
+    await link.send(command("load", 9, 1))
+    await slow.begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert backend.cancelled == ["load llama/med"]
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    marks.close()
