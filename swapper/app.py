@@ -108,6 +108,7 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
         front = await _gateway(config, store, stack)
         agent = Agent(host, store, backends, spec.tenants, _probes(spec, host), marks)
         await _background(stack, coordinator.run(), "coordinator")
+        await coordinator.listening.wait()
         await _background(stack, agent.run(), "agent")
         context = _api(config, store, spec, coordinator)
         url = await _serve(config, context, front, stack)

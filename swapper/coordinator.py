@@ -24,6 +24,8 @@ from swapper.store.protocol import Store
 log = structlog.get_logger(__name__)
 
 LOOK_MS = 1_000
+GAP_MS = 5_000
+"""Longer than this between two turns (we look every second) and our service had a gap: we were stopped or starved."""
 RETRIES = 20
 BACKOFF_S = 0.5
 
@@ -50,7 +52,10 @@ class Coordinator:
         self._after = "$"
         self._caught_up = False
         self._world: World | None = None
+        self._last_turn_ms: int | None = None
         self.seen = Seen()
+        self.listening = asyncio.Event()
+        """Set once reports are heard: an agent that says hello before is heard with its next observation."""
 
     async def run(self) -> None:
         """Run until cancelled; while the store is down nothing is decided, and afterwards no lease has aged."""
@@ -68,21 +73,33 @@ class Coordinator:
         """After a start or a gap: cards exist, leases get their grace, pending commands go out again."""
         self._world = None
         self._after = (await self._store.inputs(after="$", block_ms=0)).last
-        world = await self._look()
-        extension = machine.extend_after_gap(world)
-        if extension is not None:
-            await self._store.commit(extension)
-            self._world = None
+        self.listening.set()
+        await self._extend()
         for name in self._spec.cards:
             await self._decide(lambda world, name=name: machine.resume(world, self._spec, _card(world, name)))
         self._caught_up = True
         await self._settle()
+
+    async def _extend(self) -> None:
+        """No lease ages while nobody could have heard its heartbeat."""
+        extension = machine.extend_after_gap(await self._look())
+        if extension is not None:
+            await self._store.commit(extension)
+            self._world = None
+        self._last_turn_ms = (await self._look()).now_ms
 
     async def _turn(self) -> None:
         """Wait for something to happen or to fall due, then bring every card to rest."""
         inputs = await self._store.inputs(after=self._after, block_ms=await self._patience())
         self._after = inputs.last
         self._world = None
+        now_ms = (await self._look()).now_ms
+        if self._last_turn_ms is not None and now_ms - self._last_turn_ms > GAP_MS:
+            log.warning(
+                "a gap in our service; leases get their time back", seconds=(now_ms - self._last_turn_ms) / 1000
+            )
+            await self._extend()
+        self._last_turn_ms = now_ms
         for report in inputs.reports:
             await self._take(report)
         await self._settle()
@@ -102,10 +119,9 @@ class Coordinator:
     async def _take(self, report: Report) -> None:
         match report.verb:
             case "hello":
-                await self._store.raise_token(cast("int", report.data.get("mark", 0)))
-                self.seen.hosts.add(report.executor.removeprefix("agent:"))
+                await self._meet(report.executor, cast("int", report.data.get("mark", 0)))
             case "observed":
-                self._observed(report)
+                await self._observed(report)
             case "proof":
                 await self._proof(report)
             case _ if report.outcome == "refused":
@@ -113,11 +129,18 @@ class Coordinator:
             case _:
                 await self._decide(lambda world: machine.on_report(world, self._spec, report))
 
-    def _observed(self, report: Report) -> None:
+    async def _meet(self, executor: str, mark: int) -> None:
+        """An agent is there: no token at or below its mark may be given out any more (the store may be an old copy)."""
+        await self._store.raise_token(mark)
+        self.seen.hosts.add(executor.removeprefix("agent:"))
+
+    async def _observed(self, report: Report) -> None:
         self.seen.states.update(cast("Mapping[str, str]", report.data.get("tenants", {})))
         self.seen.readings.update(cast("Mapping[str, Mapping[str, object]]", report.data.get("cards", {})))
-        self.seen.marks.update(cast("Mapping[str, int]", report.data.get("marks", {})))
-        self.seen.hosts.add(report.executor.removeprefix("agent:"))
+        marks = cast("Mapping[str, int]", report.data.get("marks", {}))
+        self.seen.marks.update(marks)
+        if report.executor.removeprefix("agent:") not in self.seen.hosts:
+            await self._meet(report.executor, max(marks.values(), default=0))
 
     async def _proof(self, report: Report) -> None:
         swap = await self._store.swap(str(report.data.get("swap")))

@@ -81,8 +81,8 @@ class RedisStore(Functions):
         if not url.startswith(_SCHEMES):
             raise ConfigError([f"redis: {without_secret(url)!r} is not a redis://, rediss:// or unix:// address"])
         try:
-            calls = _client(url, CALL_TIMEOUT_S, _CALLS)
-            reads = _client(url, None, _READS)
+            calls = _client(url, _CALLS)
+            reads = _client(url, _READS)
         except ValueError as error:
             raise ConfigError([f"redis: {without_secret(url)!r}: {error}"]) from error
         store = cls(calls, reads, prefix=prefix, where=without_secret(url))
@@ -132,7 +132,8 @@ class RedisStore(Functions):
     async def _do(self, *command: str | int) -> Reply:
         with _as_store_down(self._where):
             # The pool is unfair and raises when it is empty; the semaphore lets callers in by arrival.
-            async with self._turns:
+            # The time limit is ours: redis-py's own goes through asyncio.wait_for, which swallows a cancellation on 3.11.
+            async with self._turns, asyncio.timeout(CALL_TIMEOUT_S):
                 return await self._calls.execute_command(*command)
 
     async def lease(self, lease_id: str) -> Lease | None:
@@ -233,10 +234,10 @@ _CLASSES: dict[str, tuple[type[Exception], ...]] = {
 }
 
 
-def _client(url: str, timeout_s: float | None, connections: int) -> Client:
+def _client(url: str, connections: int) -> Client:
     made = cast("Any", aioredis.Redis).from_url(
         url,
-        socket_timeout=timeout_s,
+        socket_timeout=None,
         socket_connect_timeout=CALL_TIMEOUT_S,
         max_connections=connections,
         decode_responses=True,

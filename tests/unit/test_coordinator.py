@@ -1,0 +1,219 @@
+"""The coordinator over the shipped store: what it commits when things happen, and what it does after a gap."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from swapper import coordinator as module
+from swapper.coordinator import Coordinator
+from swapper.core.types import Command, LeaseRequest, LeaseState, Report, World
+from swapper.errors import StoreDown
+from swapper.store import embedded
+from swapper.store.protocol import Inputs, LeaseFilter
+from swapper.store.redis import RedisStore
+from tests.support.play import spec, tenant
+
+MED = "llama/med"
+
+
+@dataclass
+class Hands:
+    """The agent of host main and the gateway g1: they answer every command with ok, and remember what came."""
+
+    store: RedisStore
+    done: list[Command] = field(default_factory=list[Command])
+    answers: dict[str, dict[str, object]] = field(default_factory=dict[str, dict[str, object]])
+
+    async def hello(self, mark: int = 0) -> None:
+        await self.say("hello", {"mark": mark})
+
+    async def observed(self, states: dict[str, str], free_mib: int, mark: int = 0) -> None:
+        cards = {"gpu0": {"total_mib": 24_576, "used_mib": 0, "free_mib": free_mib, "holders": []}}
+        await self.say("observed", {"tenants": states, "cards": cards, "marks": {"gpu0": mark}})
+
+    async def say(self, verb: str, data: dict[str, object]) -> None:
+        await self.store.report(Report("agent:main", "", None, 0, 0, verb, "ok", data=data))
+
+    async def work(self, executor: str) -> None:
+        after = "0"
+        while True:
+            for stored in await self.store.outbox(executor, after=after, block_ms=1000):
+                after = stored.id
+                command = stored.command
+                self.done.append(command)
+                identity = (command.executor, command.card, command.tenant, command.token, command.n, command.verb)
+                await self.store.report(Report(*identity, "ok", data=self.answers.get(command.verb, {})))
+
+
+def serving(world: World) -> bool:
+    card = world.cards.get("gpu0")
+    return card is not None and card.residents == (MED,) and card.swap is None
+
+
+@dataclass
+class Rig:
+    store: RedisStore
+    coordinator: Coordinator
+    hands: Hands
+
+    async def until(self, wanted: Callable[[World], bool]) -> World:
+        """Wait, from event to event, until the store's view is as wanted."""
+        after = "0"
+        async with asyncio.timeout(10):
+            while not wanted(world := await self.store.read()):
+                for event in await self.store.events(after=after, limit=100, block_ms=200):
+                    after = event.id
+        return world
+
+    async def enqueue(self, lease_id: str) -> None:
+        await self.store.enqueue(LeaseRequest("ann"), lease_id=lease_id, max_queue=10)
+
+    async def states(self) -> dict[str, LeaseState]:
+        page = await self.store.leases(LeaseFilter())
+        return {lease.id: lease.state for lease in page.items}
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[RedisStore]:
+    """The real embedded server: fakeredis swallows the cancellation of a blocked reader."""
+    server = await embedded.start(tmp_path)
+    made = await RedisStore.open(server.url)
+    yield made
+    await made.close()
+    await embedded.stop(tmp_path)
+
+
+@pytest.fixture
+async def rig(store: RedisStore) -> AsyncIterator[Rig]:
+    ids = count(1)
+    made = Coordinator(store, spec(tenant("med", default=True)), lambda prefix: f"{prefix}_{next(ids)}")
+    hands = Hands(store)
+    await store.beat("g1", (), ttl_ms=60_000)
+    work = (made.run(), hands.work("agent:main"), hands.work("gateway:g1"))
+    tasks = [asyncio.create_task(one) for one in work]
+    await made.listening.wait()
+    yield Rig(store, made, hands)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_nothing_is_started_before_the_agent_of_the_card_said_hello(rig: Rig) -> None:
+    await rig.enqueue("ls_a")
+    await rig.store.wake()
+    await rig.until(lambda world: "ls_a" in world.leases)
+    assert rig.hands.done == []
+    await rig.hands.hello()
+    await rig.until(lambda world: world.leases["ls_a"].state is LeaseState.GRANTED)
+
+
+async def test_a_default_is_loaded_and_a_lease_gets_the_card_and_gives_it_back(rig: Rig) -> None:
+    await rig.hands.hello()
+    await rig.until(serving)
+    await rig.enqueue("ls_a")
+    world = await rig.until(lambda world: world.leases["ls_a"].state is LeaseState.GRANTED)
+    assert world.cards["gpu0"].phase == "hold"
+    await rig.store.end("ls_a", world.leases["ls_a"].token)
+    await rig.until(serving)
+    assert world.gates[MED].open is False
+    assert [c.verb for c in rig.hands.done if c.token == world.leases["ls_a"].token and c.executor == "agent:main"] == [
+        "drain",
+        "release",
+        "vacate",
+    ]
+
+
+async def test_a_mark_above_the_counter_raises_it_before_anything_is_granted(rig: Rig) -> None:
+    mark = await rig.store.draw_token() + 5_000_000
+    await rig.hands.hello(mark)
+    await rig.enqueue("ls_a")
+    world = await rig.until(lambda world: world.leases["ls_a"].state is LeaseState.GRANTED)
+    assert (world.leases["ls_a"].token or 0) > mark
+
+
+async def test_what_was_seen_before_the_last_swap_ended_is_not_believed(rig: Rig) -> None:
+    await rig.hands.hello()
+    world = await rig.until(serving)
+    token = rig.hands.done[-1].token
+    await rig.hands.observed({MED: "unloaded"}, 24_576, mark=token - 1)
+    await rig.enqueue("ls_a")
+    await rig.until(lambda world: world.leases["ls_a"].state is LeaseState.GRANTED)
+    assert world.cards["gpu0"].residents == (MED,)
+    causes = [swap.cause for swap in await rig.store.swaps(limit=10)]
+    assert causes == ["lease ls_a", "recovery"], "no second recovery"
+
+
+async def test_a_resident_seen_gone_after_the_swap_is_brought_back(rig: Rig) -> None:
+    await rig.hands.hello()
+    await rig.until(serving)
+    loads = len([c for c in rig.hands.done if c.verb == "load"])
+    token = rig.hands.done[-1].token
+    await rig.hands.observed({MED: "failed"}, 24_576, mark=token)
+    await rig.until(lambda world: len([c for c in rig.hands.done if c.verb == "load"]) > loads)
+
+
+async def test_after_a_gap_a_granted_lease_gets_its_time_back(store: RedisStore) -> None:
+    """Played on a store whose clock jumps: a coordinator that was stopped for an hour wakes up."""
+    made = Coordinator(store, spec(tenant("med")), lambda prefix: f"{prefix}_1")
+    jump = Jump(store)
+    made._store = jump  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
+    hands = Hands(store)
+    tasks = [asyncio.create_task(made.run()), asyncio.create_task(hands.work("agent:main"))]
+    rig = Rig(store, made, hands)
+    await made.listening.wait()
+    await hands.hello()
+    await rig.enqueue("ls_a")
+    await rig.until(lambda world: world.leases["ls_a"].state is LeaseState.GRANTED)
+    jump.ms = 3_600_000 - 30_000 - module.GAP_MS
+    before = (await store.read()).leases["ls_a"].expires_ms or 0
+    await store.wake()
+    world = await rig.until(
+        lambda world: "ls_a" not in world.leases or (world.leases["ls_a"].expires_ms or 0) > before + 1_000_000
+    )
+    assert world.leases["ls_a"].state is LeaseState.GRANTED
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Jump:
+    """The store, with its clock moved on by `ms` in every view."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self._store = store
+        self.ms = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    async def read(self) -> World:
+        world = await self._store.read()
+        return replace(world, now_ms=world.now_ms + self.ms)
+
+
+async def test_while_the_store_is_down_nothing_is_decided_and_then_it_goes_on(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rig.hands.hello()
+    await rig.until(serving)
+    monkeypatch.setattr(module, "BACKOFF_S", 0.01)
+    failures = count()
+    inputs = rig.store.inputs
+
+    async def down(*, after: str, block_ms: int) -> Inputs:
+        if next(failures) < 3:
+            raise StoreDown("refused")
+        return await inputs(after=after, block_ms=block_ms)
+
+    monkeypatch.setattr(rig.store, "inputs", down)
+    await rig.store.wake()
+    await rig.enqueue("ls_a")
+    await rig.hands.hello()
+    await rig.until(lambda world: "ls_a" in world.leases and world.leases["ls_a"].state is LeaseState.GRANTED)
+    assert next(failures) > 3
