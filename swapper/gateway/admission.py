@@ -161,6 +161,15 @@ class _Tenant:
     def has_room(self) -> bool:
         return self.limit is None or len(self.running) < self.limit
 
+    def index(self, call: Call) -> int:
+        return bisect_left(self.waiting, call.key, key=_place)
+
+    def alone_in_class(self, call: Call) -> bool:
+        """True when no other call of its class waits: the queue is sorted, so its neighbours tell."""
+        at = self.index(call)
+        beside = (*self.waiting[max(at - 1, 0) : at], *self.waiting[at + 1 : at + 2])
+        return all(other.klass is not call.klass for _, other in beside)
+
 
 class Admission:
     """The gates of one gateway process. `gateway` is its id, `clock` gives monotonic ms.
@@ -342,14 +351,15 @@ class Admission:
         call.begin(self.now())
         insort(side.waiting, (call.key, call), key=_place)
         self._waiting += 1
-        if len(side.waiting) == 1:
+        if side.alone_in_class(call):
             self.on_change()
 
     def _leave(self, side: _Tenant, call: Call, state: CallState) -> None:
-        del side.waiting[bisect_left(side.waiting, call.key, key=_place)]
+        changes = side.alone_in_class(call)
+        del side.waiting[side.index(call)]
         self._waiting -= 1
         call.wake(state, self.now())
-        if not side.waiting:
+        if changes:
             self.on_change()
 
     def _stop_running(self, side: _Tenant, call: Call) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import structlog
 
 from swapper.core.types import Command, Demand, Failure, Report, Step, World
@@ -76,6 +77,7 @@ class Member:
 
     `alone`: coordinator and the only gateway share this process and its store connection; while the store is down
     nobody can swap, so residents keep serving. Elsewhere a gateway cut off from the store stops admitting.
+    `problem` says why this process is out of service for good, and `ended` is set then.
     """
 
     def __init__(
@@ -87,12 +89,15 @@ class Member:
         self._ttl_ms = ttl_ms
         self._beat_s = beat_ms / 1000
         self.proofs = Proofs(self._send_finding)
+        self.problem: str | None = None
+        self.ended = asyncio.Event()
         self.executor = f"gateway:{admission.gateway}"
         self._records: dict[tuple[str, str | None], _Record] = {}
         self._failed: dict[str, Failure] = {}
         self._loading: frozenset[str] = frozenset()
         self._dirty = asyncio.Event()
         self._joined = asyncio.Event()
+        self._outage = False
         self._loops: list[asyncio.Task[None]] = []
         self._pending: dict[asyncio.Task[None], str | None] = {}
         admission.on_change = self._dirty.set
@@ -100,12 +105,24 @@ class Member:
     async def start(self) -> None:
         """Join: the store knows this process and this process knows the gates. Waits while the store is down."""
         for loop in (self._beats, self._obey, self._watch):
-            self._loops.append(asyncio.create_task(loop(), name=f"{self.executor} {loop.__name__}"))
-        joined = asyncio.create_task(self._joined.wait())
-        done, _ = await asyncio.wait((joined, *self._loops), return_when=asyncio.FIRST_COMPLETED)
-        joined.cancel()
-        for task in done - {joined}:
-            task.result()
+            task = asyncio.create_task(loop(), name=f"{self.executor} {loop.__name__}")
+            task.add_done_callback(self._ended)
+            self._loops.append(task)
+        try:
+            await self._joined.wait()
+        except asyncio.CancelledError:
+            await self.close()
+            raise
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A loop that ends by a bug takes the others along: the membership lapses and swaps go on without us."""
+        if task.cancelled():
+            return
+        self.problem = f"the gateway is out of service: {task.get_name()} ended: {task.exception()!r}"
+        _log().error("gateway out of service", loop=task.get_name(), exc_info=task.exception())
+        for other in self._loops:
+            other.cancel()
+        self.ended.set()
 
     async def close(self) -> None:
         """Leave: membership and demand are gone at once. Calls in flight are the HTTP server's to end first."""
@@ -130,7 +147,7 @@ class Member:
             try:
                 await self._beat()
             except StoreDown as error:
-                pause_s = RETRY_S
+                pause_s, self._outage = RETRY_S, True
                 _log().warning("store down, beat not delivered", error=str(error))
                 if self._alone and self._admission.fresh:
                     self._admission.renew(self._admission.now() + self._ttl_ms)
@@ -143,15 +160,15 @@ class Member:
                 await asyncio.sleep(RETRY_S)
 
     async def _beat(self) -> None:
-        """One beat; after a lapse (or at start) the gates are read anew before anything is admitted."""
+        """One beat; at start, after a lapse and after an outage the gates are read anew before anything is admitted."""
         self._dirty.clear()
         sent_ms = self._admission.now()
         await self._link.beat(self._admission.gateway, self._admission.demand(), ttl_ms=self._ttl_ms)
-        if not self._admission.fresh:
+        if self._outage or not self._admission.fresh:
             world = await self._link.read()
-            self._admission.epoch_offset_ms = world.now_ms - self._admission.now()
             self._admission.apply(world.gates)
-            self._note_failures(world, answer=False)
+            self._look(world, answer=self._joined.is_set())
+            self._outage = False
         self._admission.renew(sent_ms + self._ttl_ms)
         self._joined.set()
 
@@ -167,12 +184,13 @@ class Member:
                 if events:
                     after = events[-1].id
                 if self._admission.waiting or any(event.type == "card" for event in events):
-                    self._note_failures(await self._link.read(), answer=True)
+                    self._look(await self._link.read(), answer=True)
             except StoreDown:
                 await asyncio.sleep(RETRY_S)
 
-    def _note_failures(self, world: World, *, answer: bool) -> None:
+    def _look(self, world: World, *, answer: bool) -> None:
         """A failure not seen before answers every call that waits for its tenant; who comes later waits for a retry."""
+        self._admission.epoch_offset_ms = world.now_ms - self._admission.now()
         failed = {tenant: failure for card in world.cards.values() for tenant, failure in card.failed.items()}
         for tenant, failure in failed.items():
             if answer and self._failed.get(tenant) != failure:
@@ -240,7 +258,11 @@ class Member:
                 return _OnceDrained(tenant, {"ended": cut.ended, "requeued": cut.requeued})
             case Step.OPEN:
                 swap = str(command.args.get("swap") or "")
-                self.proofs.expect(tenant, command.card, swap, read_unproved(command.args.get("unproved")))
+                try:
+                    unproved = read_unproved(command.args.get("unproved"))
+                except msgspec.ValidationError as error:
+                    return _answer(command, "failed", f"what is unproved cannot be read: {error}")
+                self.proofs.expect(tenant, command.card, swap, unproved)
                 if not self._admission.open(tenant, epoch, swap or None):
                     return _answer(command, "refused", f"epoch {epoch} is older than the gate's")
                 for task in [task for task, of in self._pending.items() if of == tenant]:

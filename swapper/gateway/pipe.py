@@ -141,6 +141,7 @@ class Exchange:
         self._held = held
         self._call = call
         self._response: web.StreamResponse | None = None
+        self._complete = False
         self._keepalive: Keepalive | None = None
         self._deaths = 0
         self._tries = 0
@@ -192,6 +193,8 @@ class Exchange:
                 outcome = await self._send()
             if not interrupt.fired:
                 return outcome
+            if self._complete and self._response is not None:
+                return self._response  # the cut came while the last bytes went out
         reason = self._call.cut_reason or "it was cut"
         if self._call.started:
             return errors.ended(reason)
@@ -283,6 +286,7 @@ class Exchange:
                 text = frames.rest[router_words:].decode(errors="replace").strip()
                 return errors.upstream_failed(self._ask.model, text)
             await response.write(frames.rest)
+        self._complete = True
         await response.write_eof()
         if tail is not None and upstream.status == 200:
             self._ctx.proofs.answered(tail, self._target, self._ctx.session)
@@ -297,6 +301,7 @@ class Exchange:
         if error is None:
             text = body[:500].decode(errors="replace")
             return errors.upstream_failed(self._ask.model, f"HTTP {upstream.status}: {text}")
+        self._complete = True
         await response.write(b"data: " + msgspec.json.encode({"error": error}) + b"\n\n" + errors.DONE)
         await response.write_eof()
         return response

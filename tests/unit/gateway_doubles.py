@@ -160,6 +160,7 @@ class FakeLink:
         self.swap: Swap | None = None
         self.down = False
         self.reports_down = False
+        self.broken = False
         self.refused = asyncio.Event()
         self._beats = 0
         self._taken = 0
@@ -209,6 +210,8 @@ class FakeLink:
         self._check()
         async with self._moved:
             await self._moved.wait_for(lambda: len(self._commands) > int(after))
+        if self.broken:
+            raise ValueError("not a command")
         return tuple(self._commands[int(after) :])
 
     async def events(self, *, after: str, limit: int, block_ms: int) -> tuple[StoredEvent, ...]:

@@ -120,6 +120,19 @@ def test_a_waiting_call_that_leaves_is_no_demand_any_more() -> None:
     assert changes == [1, 0]
 
 
+def test_the_store_is_told_when_a_class_begins_or_ends_to_wait_and_not_for_each_call() -> None:
+    gates = admission()
+    told: list[int] = []
+    gates.on_change = lambda: told.append(gates.waiting)
+    batch = [admit(gates, WorkClass.BATCH) for _ in range(3)]
+    assert told == [1]
+    urgent = admit(gates, WorkClass.INTERACTIVE)
+    assert told == [1, 4]
+    for call in (*batch, urgent):
+        call.finish()
+    assert told == [1, 4, 1, 0]
+
+
 def test_a_lapsed_membership_counts_as_a_shut_gate_until_it_is_renewed() -> None:
     clock = Clock()
     gates = admission(clock)

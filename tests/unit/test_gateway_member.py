@@ -198,6 +198,31 @@ async def test_a_member_whose_store_is_down_still_leaves() -> None:
     assert link.left == []
 
 
+async def test_after_an_outage_gates_that_shut_meanwhile_are_obeyed_even_when_alone() -> None:
+    _, link, admission, member = quiet(alone=True)
+    await member.start()
+    link.down = True
+    await link.refused.wait()
+    link.gates[ALPHA] = Gate(2, open=False)
+    link.down = False
+    await link.next_beat()
+    await link.next_beat()
+    assert admission.gate(ALPHA) == Gate(2, open=False)
+    await member.close()
+
+
+async def test_a_member_that_breaks_stops_being_one_and_says_why() -> None:
+    _, link, admission, member = quiet()
+    await member.start()
+    link.broken = True
+    await link.send(command("close", 10, 1, epoch=2))
+    await member.ended.wait()
+    assert member.problem is not None
+    assert "_obey" in member.problem
+    assert admission.gate(ALPHA).open
+    await member.close()
+
+
 # ---- failed loads
 
 
