@@ -71,11 +71,12 @@ class Keepalive:
 
     async def _run(self) -> None:
         response = web.StreamResponse(headers=STREAM_HEADERS)
+        data = self._filler(self._model)  # one id for the whole wait
         try:
             await response.prepare(self._request)
             self.response = response
             while not self._stopped.is_set():
-                await response.write(self._filler(self._model))
+                await response.write(data)
                 try:
                     async with asyncio.timeout(self._every_s):
                         await self._stopped.wait()
