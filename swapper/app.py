@@ -80,7 +80,7 @@ class _Live:
     def problems(self) -> list[str]:
         hosts = {card.host for card in self._spec.cards.values()}
         silent = sorted(hosts - self._coordinator.seen.hosts)
-        gone = sorted(t for t, state in self.states().items() if state == "unreachable")
+        gone = sorted(t for t, state in self.states().items() if state in ("unreachable", "stopped"))
         return [f"the agent of host {host} has not reported yet" for host in silent] + [
             f"the server of {tenant} does not answer" for tenant in gone
         ]

@@ -5,6 +5,7 @@ SwapperError
 ├── StoreDown          the store does not answer; nothing was acknowledged
 ├── BackendError       a tenant's server or its control answered with an error, or not at all
 │   ├── BackendDown    it could not be reached (retry may help)
+│   │   └── BackendGone nobody listens there: no server runs
 │   └── BackendRefused it answered and refused (retry will not help); `status` is the HTTP status, if any
 └── ApiError           a client's view of swapper: it answered with a refusal, or not at all
     ├── ApiDown        it could not be reached, or failed to answer (5xx); retry may help
@@ -38,6 +39,10 @@ class BackendError(SwapperError):
 
 class BackendDown(BackendError):
     """Not reachable: connection refused, reset or timed out."""
+
+
+class BackendGone(BackendDown):
+    """Connection refused at once: there is no server, as opposed to one that hangs."""
 
 
 class BackendRefused(BackendError):

@@ -14,22 +14,27 @@ from typing import Protocol
 
 
 class TenantState(StrEnum):
-    """What `observe` saw. `unreachable`: the server did not answer, so nothing is known of its models."""
+    """What `observe` saw.
+
+    `stopped`: no server is there and none of its model processes lives. `unreachable`: a server (or a process it left
+    behind) is there and does not answer, so nothing is known, and whatever it had must be counted as still there.
+    """
 
     UNLOADED = "unloaded"
     LOADING = "loading"
     LOADED = "loaded"
     SLEEPING = "sleeping"
     FAILED = "failed"
+    STOPPED = "stopped"
     UNREACHABLE = "unreachable"
 
     @property
     def holds_vram(self) -> bool:
-        """True where the tenant must be counted as holding its VRAM (loading, loaded, sleeping)."""
+        """True where the tenant must be counted as holding its VRAM (loading, loaded, sleeping, unreachable)."""
         return self in _HOLDING
 
 
-_HOLDING = frozenset({TenantState.LOADING, TenantState.LOADED, TenantState.SLEEPING})
+_HOLDING = frozenset({TenantState.LOADING, TenantState.LOADED, TenantState.SLEEPING, TenantState.UNREACHABLE})
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ REPEAT_S = 10.0
 START_PAUSE_S = (1.0, 30.0)
 """Between attempts to start a server that does not answer: the first pause, doubling up to the last; none for a server
 that had stood for twice the last."""
+_SILENT = frozenset({TenantState.STOPPED, TenantState.UNREACHABLE})
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -92,7 +93,7 @@ class Watch:
         if look < seen.shown:
             return
         seen.shown, seen.states, seen.marks = look, states, marks
-        if states and all(state == TenantState.UNREACHABLE for state in states.values()):
+        if states and all(state in _SILENT for state in states.values()):
             seen.silent.set()
         else:
             seen.silent.clear()

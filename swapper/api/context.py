@@ -25,7 +25,7 @@ class Live(Protocol):
         ...
 
     def states(self) -> Mapping[str, str]:
-        """Tenant id -> `unloaded|loading|loaded|sleeping|failed|unreachable`; one never observed is absent."""
+        """Tenant id -> `unloaded|loading|loaded|sleeping|failed|stopped|unreachable`; one never observed is absent."""
         ...
 
     def problems(self) -> list[str]:

@@ -240,7 +240,7 @@ def on_observed(world: World, spec: Spec, card: Card, states: Mapping[str, str],
     """
     if card.swap is not None:
         return None
-    lost = tuple(t for t in card.residents if states.get(t) in ("unloaded", "failed"))
+    lost = tuple(t for t in card.residents if states.get(t) in ("unloaded", "failed", "stopped"))
     if lost:
         return _lose(world, spec, card, lost)
     if card.fault is not None and free_mib is not None:

@@ -31,11 +31,30 @@ def enter(draft: Draft, step: Step) -> None:
 
 def advance(draft: Draft) -> None:
     """The step in progress is done: close its lines, go on."""
+    if _tell_newcomers(draft):
+        return
     following = plan.next_step(draft.swap, draft.swap.stage)
     if following is None:
         complete(draft)
     else:
         enter(draft, following)
+
+
+def _tell_newcomers(draft: Draft) -> bool:
+    """A gateway that joined while the gates were being closed may have seen them open: it is told as well."""
+    swap = draft.swap
+    new = [g for g in draft.world.gateways if g not in swap.told]
+    if swap.stage not in (Step.CLOSE, Step.DRAIN) or not new:
+        return False
+    draft.update(told=(*swap.told, *new))
+    for tenant in swap.from_:
+        args = {"epoch": draft.world.gates[tenant].epoch}
+        for gateway in new:
+            draft.record(swap.stage, tenant)
+            draft.command(f"gateway:{gateway}", Step.CLOSE, tenant, args)
+            if swap.stage is Step.DRAIN:
+                draft.command(f"gateway:{gateway}", Step.DRAIN, tenant, args)
+    return True
 
 
 def complete(draft: Draft) -> None:
@@ -90,6 +109,7 @@ def granted_text(swap: Swap, world: World) -> str:
 
 
 def _begin_close(draft: Draft) -> None:
+    draft.update(told=draft.world.gateways)
     for tenant in draft.swap.from_:
         epoch = draft.gate(tenant, open_=False)
         draft.record(Step.CLOSE, tenant)

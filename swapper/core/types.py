@@ -205,9 +205,9 @@ class Swap:
 
     `stage` is the step in progress; `back` is True once it compensates (the tenants of `from_` come back).
     `next_n` numbers the next command; compensation continues the numbering. `forced_ms`: when calls were ended
-    because the drain limit was reached. `retried` lists the commands (verb, tenant, snapshot) tried a second time.
-    `grants`: the end of this swap is the grant of `lease`, with the swap's own token; else `lease` only links the
-    two swaps of a handover.
+    because the drain limit was reached. `retried`: commands (verb, tenant, snapshot) tried a second time. `told`: the
+    gateways told to close. `grants`: the end of this swap is the grant of `lease`, with the swap's own token; else
+    `lease` only links the two swaps of a handover.
     """
 
     id: str
@@ -228,6 +228,7 @@ class Swap:
     back: bool = False
     forced_ms: int | None = None
     retried: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
     outcome: str | None = None
     reason: str | None = None
     ended_ms: int | None = None

@@ -263,7 +263,7 @@ async def test_changes_come_once_connected_and_again_when_a_model_moves(backend:
     await talk.unload("beta")
 
 
-async def test_a_router_that_is_not_there_is_unreachable(tmp_path: Path) -> None:
+async def test_a_router_that_is_not_there_is_stopped(tmp_path: Path) -> None:
     backend = LlamaRouter("http://127.0.0.1:9", tenants={"l/alpha": "alpha"}, state_dir=tmp_path)
-    assert await backend.observe() == {"l/alpha": TenantState.UNREACHABLE}
+    assert await backend.observe() == {"l/alpha": TenantState.STOPPED}
     await backend.close()

@@ -27,7 +27,8 @@ async def test_an_empty_card_has_all_but_its_reserve() -> None:
         (TenantState.SLEEPING, 8_000),
         (TenantState.UNLOADED, 0),
         (TenantState.FAILED, 0),
-        (TenantState.UNREACHABLE, 0),
+        (TenantState.STOPPED, 0),
+        (TenantState.UNREACHABLE, 8_000),
     ],
 )
 async def test_a_tenant_counts_while_it_is_seen_holding_vram(state: TenantState, used: int) -> None:

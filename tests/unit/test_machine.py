@@ -312,6 +312,21 @@ def test_a_gateway_process_that_died_is_not_waited_for() -> None:
     assert play.swap.stage is Step.DRAIN
 
 
+@pytest.mark.parametrize("stage", ["close", "drain"])
+def test_a_gateway_that_joins_while_the_gates_close_is_told_before_anything_is_saved(stage: str) -> None:
+    play = Play(spec(tenant("med")), MED)
+    play.enqueue("a")
+    play.decide()
+    play.run(until=stage)
+    play.gateways("g1", "g2")
+    while not any(c.executor == "gateway:g2" for c in play.swap.pending):
+        play.answer(play.swap.pending[0])
+    assert play.swap.stage == stage
+    assert play.pending("close", "gateway:g2").args["epoch"] == play.world.gates[MED].epoch
+    play.run()
+    assert play.lease("a").state is LeaseState.GRANTED
+
+
 def test_after_a_rolled_back_store_the_pending_commands_go_out_under_a_higher_token() -> None:
     play = Play(spec(tenant("med")), MED)
     play.enqueue("a")

@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_exponential
 
-from swapper.errors import BackendDown, BackendRefused
+from swapper.errors import BackendDown, BackendGone, BackendRefused
 
 T = TypeVar("T")
 
@@ -232,7 +232,12 @@ class RouterHttp:
                     raise BackendRefused(_words(path, response.status, data), response.status)
                 return data
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise BackendDown(f"{self.url}{path} does not answer: {str(error) or type(error).__name__}") from error
+            refused = isinstance(error, ConnectionRefusedError) or isinstance(
+                getattr(error, "os_error", None), ConnectionRefusedError
+            )
+            raise (BackendGone if refused else BackendDown)(
+                f"{self.url}{path} does not answer: {str(error) or type(error).__name__}"
+            ) from error
 
 
 def _called(model: Model, name: str) -> Model:

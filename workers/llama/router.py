@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from swapper.errors import BackendDown, BackendError, BackendRefused
+from swapper.errors import BackendDown, BackendError, BackendGone, BackendRefused
 from swapper.snapshots.manifest import Fingerprint, Manifest, name_problem
 from workers.backend import Loaded, Quiesced, Restored, SaveArgs, Saved, SaveUnsupported, SlotUse, TenantState
 from workers.llama.answer import smallest_answer
@@ -96,9 +96,17 @@ class LlamaRouter:
         """State of every tenant by GET /models alone (`/slots` and `/metrics` would wake a sleeping model)."""
         try:
             models = await self._http.models()
+        except BackendGone:
+            return {tenant: self._left_behind(name) for tenant, name in self._tenants.items()}
         except BackendError:
             return dict.fromkeys(self._tenants, TenantState.UNREACHABLE)
         return {tenant: self._state(models.get(name)) for tenant, name in self._tenants.items()}
+
+    def _left_behind(self, name: str) -> TenantState:
+        """Without its router a model's process ends within about 1.5 s; until then it may hold VRAM."""
+        run = self._runs.get(name)
+        alive = run is not None and run.child is not None and run.child.alive()
+        return TenantState.UNREACHABLE if alive else TenantState.STOPPED
 
     async def quiesce(self, tenant: str) -> Quiesced:
         """Wait, without limit, until the server's counters show nothing running and nothing deferred."""
