@@ -153,12 +153,10 @@ class _Holder:
         return lease
 
     async def _not_granted(self, client: SwapperClient, lease: Json) -> int:
-        ran_out, explain = lease["state"] in ("queued", "preparing", "expired"), lease["explain"]
-        lease = await self._give_back(client, lease["id"]) or lease
-        if lease["state"] == "granted":  # in the very last moment
-            lease = await self._give_back(client, lease["id"], lease["token"]) or lease
+        ran_out = lease["state"] in ("queued", "preparing", "expired")
+        await self._give_back(client, lease["id"])
         why = "the wait ran out" if ran_out else f"the lease is {lease['state']}"
-        self._say(f"not started: {why} ({explain})", lease=lease["id"], state=lease["state"])
+        self._say(f"not started: {why} ({lease['explain']})", lease=lease["id"], state=lease["state"])
         return OUT_OF_TIME if ran_out else REVOKED
 
     async def _run(self, client: SwapperClient, lease: Json) -> int:
@@ -209,19 +207,24 @@ class _Holder:
         self.child.signal(signal.SIGKILL)
         await self.ended.wait()
 
-    async def _give_back(self, client: SwapperClient, lease_id: str, token: int | None = None) -> Json | None:
-        """Release or cancel; tried a few times, then left to its ttl."""
+    async def _give_back(self, client: SwapperClient, lease_id: str, token: int | None = None) -> None:
+        """Release, or cancel while it waits; tried a few times, then left to its ttl."""
+        granted_meanwhile = False
         for pause in (*_RELEASE_TRIES_S, None):
             try:
-                return await client.release(lease_id, token=token)
+                if granted_meanwhile:
+                    token = (await client.lease(lease_id))["token"]
+                await client.release(lease_id, token=token)
+                return
             except ApiRefused as error:
-                return await client.lease(lease_id) if error.status == 409 and token is None else None
+                if error.status != 409 or token is not None:
+                    return
+                granted_meanwhile = True
             except ApiDown as error:
                 if pause is None:
                     self._say(f"the lease was not given back and will expire: {error}", lease=lease_id)
                 else:
                     await asyncio.sleep(pause)
-        return None
 
     async def _first(self, task: asyncio.Task[Any], event: asyncio.Event) -> None:
         """Return when the task is done or the event set."""

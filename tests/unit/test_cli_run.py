@@ -94,6 +94,18 @@ async def test_a_signal_while_waiting_cancels_the_lease(api: Served) -> None:
     assert await state(api, queued.subject) == LeaseState.CANCELLED
 
 
+async def test_a_lease_granted_as_the_signal_comes_is_released(api: Served) -> None:
+    """The DELETE meets a granted lease: the run asks for its token and gives it back all the same."""
+    process = await start(api, "--", "sh", "-c", "echo started")
+    queued = next(iter(await api.store.events(after="0", limit=1, block_ms=20_000)))
+    process.send_signal(signal.SIGSTOP)
+    await api.grant(queued.subject)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGCONT)
+    await ended(process)
+    assert await state(api, queued.subject) == LeaseState.RELEASED
+
+
 async def test_signals_reach_the_command_and_its_status_comes_back(api: Served) -> None:
     process = await start(api, "--", "bash", "-c", SAYS_WHEN_READY)
     lease_id = await api.granted_when_queued()
@@ -164,3 +176,31 @@ async def test_a_command_that_is_not_there_is_127_and_asks_for_nothing(api: Serv
     assert status == 127
     assert "no-such-program: not found" in err
     assert (await api.store.leases(LeaseFilter())).items == ()
+
+
+async def test_the_command_has_the_terminal_and_ctrl_z_does_not_stop_it(api: Served) -> None:
+    """Ctrl-Z first, which is undone at once; then Ctrl-C, which the command alone gets."""
+    inside = (
+        "import os, signal, sys\n"
+        "print('foreground', os.tcgetpgrp(0) == os.getpgrp(), flush=True)\n"
+        "signal.signal(signal.SIGCONT, lambda *_: print('went on', flush=True))\n"
+        "print('ready', flush=True)\n"
+        "try:\n    while True: signal.pause()\n"
+        "except KeyboardInterrupt:\n    print('interrupted'); sys.exit(9)"
+    )
+    on_a_terminal = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+    run = (sys.executable, "-m", "swapper.cli", "run", "--url", api.url, "--", sys.executable, "-c", inside)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", on_a_terminal, *run, stdin=PIPE, stdout=PIPE, stderr=PIPE
+    )
+    lease_id = await api.granted_when_queued()
+    assert process.stdin is not None
+    seen: list[str] = []
+    for until, keys in (("ready", b"\x1a"), ("went on", b"\x03")):
+        while not seen or until not in seen[-1]:
+            seen.append(await line(process))
+        process.stdin.write(keys)
+    status, out, _ = await ended(process)
+    assert "foreground True" in seen
+    assert (status, "interrupted" in out) == (9, True)
+    assert await state(api, lease_id) == LeaseState.RELEASED
