@@ -180,9 +180,7 @@ class Store(Protocol):
         """Reports and wake-ups after the id given (`$` = from now on)."""
         ...
 
-    async def beat(
-        self, gateway: str, demand: tuple[Demand, ...], *, ttl_ms: int, now_ms: int | None = None
-    ) -> None:
+    async def beat(self, gateway: str, demand: tuple[Demand, ...], *, ttl_ms: int, now_ms: int | None = None) -> None:
         """Renew a gateway's membership and replace its demand records, in one write. Wakes when demand changed."""
         ...
 

@@ -132,7 +132,7 @@ class RedisStore(Functions):
     async def _do(self, *command: str | int) -> Reply:
         with _as_store_down(self._where):
             # The pool is unfair and raises when it is empty; the semaphore lets callers in by arrival.
-            # The time limit is ours: redis-py's own goes through asyncio.wait_for, which swallows a cancellation on 3.11.
+            # The time limit is ours: redis-py's own uses asyncio.wait_for, which swallows a cancellation on 3.11.
             async with self._turns, asyncio.timeout(CALL_TIMEOUT_S):
                 return await self._calls.execute_command(*command)
 
