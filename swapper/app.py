@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-import aiohttp
 import psutil
 import structlog
 from aiohttp import web
@@ -33,6 +32,7 @@ from swapper.gateway import http as gateway
 from swapper.gateway.admission import Admission
 from swapper.gateway.context import GatewayContext, Limits, ModelInfo, Target
 from swapper.gateway.member import Member
+from swapper.gateway.pipe import open_session
 from swapper.store import embedded
 from swapper.store.redis import RedisStore
 from workers.agent import Agent
@@ -67,9 +67,10 @@ class Running:
 class _Live:
     """What the API may know of this process beyond the store."""
 
-    def __init__(self, coordinator: Coordinator, spec: Spec) -> None:
+    def __init__(self, coordinator: Coordinator, spec: Spec, member: Member) -> None:
         self._coordinator = coordinator
         self._spec = spec
+        self._member = member
 
     def readings(self) -> Mapping[str, dict[str, object]]:
         return {card: dict(reading) for card, reading in self._coordinator.seen.readings.items()}
@@ -81,8 +82,10 @@ class _Live:
         hosts = {card.host for card in self._spec.cards.values()}
         silent = sorted(hosts - self._coordinator.seen.hosts)
         gone = sorted(t for t, state in self.states().items() if state in ("unreachable", "stopped"))
-        return [f"the agent of host {host} has not reported yet" for host in silent] + [
-            f"the server of {tenant} does not answer" for tenant in gone
+        return [
+            *([self._member.problem] if self._member.problem else []),
+            *(f"the agent of host {host} has not reported yet" for host in silent),
+            *(f"the server of {tenant} does not answer" for tenant in gone),
         ]
 
 
@@ -97,7 +100,7 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
         _claim(config.state_dir, stack)
         store = await _store(config, stack)
         spec = config.spec()
-        controls = {name: _control(name, entry, config) for name, entry in config.tenants.items()}
+        controls = {name: control_of(name, entry, config) for name, entry in config.tenants.items()}
         backends = {name: _backend(name, entry, config, spec, controls[name]) for name, entry in config.tenants.items()}
         for backend in backends.values():
             stack.push_async_callback(backend.close)
@@ -106,11 +109,12 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
         stack.callback(marks.close)
         coordinator = Coordinator(store, spec, new_id)
         front = await _gateway(config, store, stack)
+        live = _Live(coordinator, spec, front.member)
         agent = Agent(host, store, backends, spec.tenants, _probes(spec, host), marks)
         await _background(stack, coordinator.run(), "coordinator")
         await coordinator.listening.wait()
         await _background(stack, agent.run(), "agent")
-        context = _api(config, store, spec, coordinator)
+        context = _api(config, store, spec, live)
         url = await _serve(config, context, front, stack)
         yield Running(url, store, spec, coordinator, controls, config)
 
@@ -146,7 +150,8 @@ async def _store(config: Config, stack: AsyncExitStack) -> RedisStore:
     return store
 
 
-def _control(name: str, entry: TenantEntry, config: Config) -> Control:
+def control_of(name: str, entry: TenantEntry, config: Config) -> Control:
+    """What starts and stops a configured server. It finds a server that an earlier process started, too."""
     if entry.control == "command":
         return CommandControl(name, entry.command, config.state_dir / "servers" / name, cwd=config.folder)
     return AttachControl(name)
@@ -186,11 +191,7 @@ async def _gateway(config: Config, store: RedisStore, stack: AsyncExitStack) -> 
     member = Member(store, admission, alone=True)
     await member.start()
     stack.push_async_callback(member.close)
-    session = aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
-        auto_decompress=False,
-    )
+    session = open_session()
     stack.push_async_callback(session.close)
     limits = Limits(
         max_wait_ms=config.gateway.max_wait_ms,
@@ -239,11 +240,9 @@ async def _background(stack: AsyncExitStack, work: Coroutine[None, None, None], 
     stack.push_async_callback(cancel)
 
 
-def _api(config: Config, store: RedisStore, spec: Spec, coordinator: Coordinator) -> ApiContext:
+def _api(config: Config, store: RedisStore, spec: Spec, live: _Live) -> ApiContext:
     env: dict[str, Mapping[str, str | None]] = {}
-    return ApiContext(
-        store=store, spec=spec, keys=config.keys, live=_Live(coordinator, spec), env=env, names=config.models()
-    )
+    return ApiContext(store=store, spec=spec, keys=config.keys, live=live, env=env, names=config.models())
 
 
 async def _serve(config: Config, context: ApiContext, front: GatewayContext, stack: AsyncExitStack) -> str:
