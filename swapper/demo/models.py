@@ -8,7 +8,7 @@ are imported on use, because most commands need neither.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,10 +59,11 @@ SHAPES: Mapping[str, ModelShape] = {
 }
 
 
-def make_models(folder: Path, names: Sequence[str]) -> dict[str, Path]:
+def make_models(folder: Path, names: Sequence[str], *, layers: int | None = None) -> dict[str, Path]:
     """Write `NAME.gguf` into `folder` for each name of SHAPES and return where they are.
 
     alpha, beta, med and big are dense llamas of growing size, gemma has a sliding window, lfm is a hybrid.
+    `layers` makes them shallower or deeper than they are: time and memory go in proportion.
     Raises ValueError for a name that is not in SHAPES.
     """
     unknown = [name for name in names if name not in SHAPES]
@@ -72,7 +73,7 @@ def make_models(folder: Path, names: Sequence[str]) -> dict[str, Path]:
     made: dict[str, Path] = {}
     for name in names:
         made[name] = folder / f"{name}.gguf"
-        _write_model(made[name], name, SHAPES[name])
+        _write_model(made[name], name, replace(SHAPES[name], layers=layers or SHAPES[name].layers))
     return made
 
 
