@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import psutil
 import pytest
@@ -16,14 +16,14 @@ STRICT = os.environ.get("CI", "").lower() in ("1", "true")
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
-) -> Iterator[None]:  # pragma: no cover - exercised by every test
-    report: pytest.TestReport = yield  # pyright: ignore[reportAssignmentType]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
     if STRICT and report.skipped:
         report.outcome = "failed"
         report.longrepr = f"skipped, which CI does not allow: {report.longrepr}"
     if report.failed:
-        report.sections += [(f"llama-server at {router.url}", router.log_tail()) for router in RUNNING]
-    return report  # pyright: ignore[reportReturnType]
+        report.sections += [(f"llama-server at {router.url}", "\n".join(router.log_tail())) for router in RUNNING]
+    return report
 
 
 @pytest.fixture(autouse=True, scope="session")

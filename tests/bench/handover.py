@@ -16,7 +16,7 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +64,7 @@ class Sse:
 
 
 @asynccontextmanager
-async def sse(session: aiohttp.ClientSession, url: str) -> AsyncIterator[Sse]:
+async def sse(session: aiohttp.ClientSession, url: str) -> AsyncGenerator[Sse]:
     async with session.get(url, timeout=aiohttp.ClientTimeout(total=None)) as answer:
         yield Sse(answer)
 

@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 
 from swapper.demo.models import make_models
-from tests.contract.server import RealRouter, preset
 from tests.contract.talk import Talk
+from tests.support.router import RealRouter
 from workers.llama.router import LlamaRouter
 
 MODELS = ("alpha", "beta", "gemma", "lfm")
+
+
+ONE_THREAD = {"threads": "1"}  # two would spin against whatever else runs here
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,17 @@ class World:
 
     router: RealRouter
     slots: Path
-    models: dict[str, Path]
+
+
+class OurLog:
+    """The `Control` of a server that the tests started: its log is ours, its life is theirs."""
+
+    def __init__(self, router: RealRouter) -> None:
+        self.log_tail = router.log_tail
+
+    async def ensure(self) -> None: ...
+
+    async def restart(self) -> None: ...
 
 
 @pytest.fixture(scope="session")
@@ -33,20 +46,17 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory, models: dict[str, Path]) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("router")
-    slots = folder / "slots"
-    slots.mkdir()
     broken = folder / "broken.gguf"
     broken.write_bytes(models["alpha"].read_bytes()[:100_000])
-    entries = [(name, models[name], dict[str, str]()) for name in MODELS]
-    entries += [
-        ("broken", broken, {}),
-        ("vectors", models["alpha"], {"embeddings": "true"}),
-        ("hasty", models["alpha"], {"stop-timeout": "1"}),
-        ("sleepy", models["alpha"], {"sleep-idle-seconds": "1"}),
-    ]
-    router = RealRouter(preset(folder / "models.ini", entries), "--metrics", "--slot-save-path", str(slots))
+    kinds = {
+        "vectors": {"embeddings": "true"},
+        "hasty": {"stop-timeout": "1"},
+        "sleepy": {"sleep-idle-seconds": "1"},
+    }
+    every = {**models, "broken": broken, **dict.fromkeys(kinds, models["alpha"])}
+    router = RealRouter(folder, every, ctx=8192, defaults=ONE_THREAD, overrides=kinds)
     try:
-        yield World(router.wait_ready(), slots, models)
+        yield World(router.start(), router.slot_dir)
     finally:
         router.stop()
 
@@ -55,9 +65,9 @@ def world(tmp_path_factory: pytest.TempPathFactory, models: dict[str, Path]) -> 
 def bare_router(tmp_path_factory: pytest.TempPathFactory, models: dict[str, Path]) -> Iterator[RealRouter]:
     """A router without --slot-save-path and without --metrics."""
     folder = tmp_path_factory.mktemp("bare")
-    router = RealRouter(preset(folder / "models.ini", [("alpha", models["alpha"], {})]))
+    router = RealRouter(folder, {"alpha": models["alpha"]}, ctx=8192, defaults=ONE_THREAD, bare=True)
     try:
-        yield router.wait_ready()
+        yield router.start()
     finally:
         router.stop()
 
@@ -82,7 +92,7 @@ async def backend(world: World, tmp_path: Path) -> AsyncIterator[LlamaRouter]:
         tenants={f"llama/{name}": name for name in names},
         state_dir=tmp_path / "state",
         slot_dir=world.slots,
-        control=world.router,
+        control=OurLog(world.router),
     )
     await backend.start()
     try:

@@ -11,8 +11,8 @@ import pytest
 from swapper.errors import BackendError, BackendRefused
 from swapper.snapshots.manifest import MANIFEST_SUFFIX
 from tests.contract.conftest import World
-from tests.contract.server import RealRouter
 from tests.contract.talk import Talk, until
+from tests.support.router import RealRouter
 from workers.backend import SaveArgs, Saved, SaveUnsupported, SlotUse, TenantState
 from workers.llama.router import LlamaRouter
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from tests.contract.server import RealRouter, preset
+import pytest
+
 from tests.contract.talk import Json, Talk, until
+from tests.support.router import RealRouter
 from workers.llama.child import find_child
 
 
@@ -94,13 +96,11 @@ async def test_an_unload_after_the_call_was_closed_is_clean(talk: Talk) -> None:
 def test_load_on_startup_and_no_models_limit_together_keep_the_router_from_starting(
     tmp_path: Path, models: dict[str, Path]
 ) -> None:
-    eager = preset(tmp_path / "eager.ini", [("alpha", models["alpha"], {"load-on-startup": "true"})])
-    router = RealRouter(eager)
-    try:
-        assert router.wait_end() != 0
-    finally:
-        router.stop()
-    assert "number of models to load on startup (1) exceeds models_max (0)" in "\n".join(router.lines)
+    eager = {"alpha": {"load-on-startup": "true"}}
+    router = RealRouter(tmp_path, {"alpha": models["alpha"]}, overrides=eager)
+    with pytest.raises(RuntimeError, match=r"models to load on startup \(1\) exceeds models_max \(0\)"):
+        router.start()
+    assert not router.alive
 
 
 async def _take(events: AsyncIterator[Json], model: str, last: str) -> AsyncIterator[Json]:

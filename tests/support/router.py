@@ -7,6 +7,7 @@ and the leak check knows them. What stays behind after `stop` is the log.
 from __future__ import annotations
 
 import http.client
+import os
 import shutil
 import signal
 import socket
@@ -34,7 +35,7 @@ class RealRouter:
     """One llama-server router over generated models; `start` and `stop` may alternate, the port stays.
 
     folder: its own folder; made if it is missing. models: model name -> GGUF. parallel, ctx, defaults, overrides: as
-    in `write_preset`. arguments: further ones for the router's command line.
+    in `write_preset`. arguments: further ones for the router's command line. bare: without slot folder and counters.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class RealRouter:
         defaults: Mapping[str, str] | None = None,
         overrides: Mapping[str, Mapping[str, str]] | None = None,
         arguments: Sequence[str] = (),
+        bare: bool = False,
     ) -> None:
         self.folder = folder
         self.slot_dir = folder / "slots"
@@ -55,7 +57,8 @@ class RealRouter:
         self.port = free_port()
         self.slot_dir.mkdir(parents=True, exist_ok=True)
         write_preset(self.preset, models, parallel=parallel, ctx=ctx, defaults=defaults, overrides=overrides)
-        self._arguments = list(arguments)
+        kept = () if bare else ("--metrics", "--slot-save-path", str(self.slot_dir))
+        self._arguments = [*kept, *arguments]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -71,8 +74,6 @@ class RealRouter:
             *("--models-preset", str(self.preset)),
             "--no-models-autoload",
             *("--models-max", "0"),
-            "--metrics",
-            *("--slot-save-path", str(self.slot_dir)),
             *("--host", "127.0.0.1", "--port", str(self.port)),
             *self._arguments,
         ]
@@ -98,13 +99,14 @@ class RealRouter:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                env={name: value for name, value in os.environ.items() if not name.startswith("LLAMA_ARG_")},
             )
         RUNNING.append(self)
         deadline = time.monotonic() + _START_SECONDS
         while not self._answers():
             if not self.alive or time.monotonic() > deadline:
                 self.stop()
-                raise RuntimeError(f"llama-server did not come up:\n{self.log_tail()}")
+                raise RuntimeError("\n".join(["llama-server did not come up:", *self.log_tail()]))
             time.sleep(_POLL_SECONDS)
         return self
 
@@ -125,11 +127,11 @@ class RealRouter:
         if self in RUNNING:
             RUNNING.remove(self)
 
-    def log_tail(self, lines: int = 30) -> str:
-        """Return the last lines of the server's log."""
+    def log_tail(self, n: int = 30) -> list[str]:
+        """Return the last `n` lines of the server's log, oldest first; none if it never started."""
         if not self.log_path.exists():
-            return "(no log)"
-        return "\n".join(self.log_path.read_text("utf-8", "replace").splitlines()[-lines:])
+            return []
+        return self.log_path.read_text("utf-8", "replace").splitlines()[-n:]
 
     def _answers(self) -> bool:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=1)

@@ -29,7 +29,7 @@ async def api() -> AsyncGenerator[Served]:
 async def start(api: Served, *args: str) -> Process:
     env = {**os.environ, "SWAPPER_URL": api.url}
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "swapper.cli", "run", *args, stdout=PIPE, stderr=PIPE, stdin=asyncio.subprocess.DEVNULL,
+        sys.executable, "-m", "swapper", "run", *args, stdout=PIPE, stderr=PIPE, stdin=asyncio.subprocess.DEVNULL,
         env=env,
     )  # fmt: skip
 
@@ -189,7 +189,7 @@ async def test_the_command_has_the_terminal_and_ctrl_z_does_not_stop_it(api: Ser
         "except KeyboardInterrupt:\n    print('interrupted'); sys.exit(9)"
     )
     on_a_terminal = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
-    run = (sys.executable, "-m", "swapper.cli", "run", "--url", api.url, "--", sys.executable, "-c", inside)
+    run = (sys.executable, "-m", "swapper", "run", "--url", api.url, "--", sys.executable, "-c", inside)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", on_a_terminal, *run, stdin=PIPE, stdout=PIPE, stderr=PIPE
     )
