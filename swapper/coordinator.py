@@ -9,17 +9,19 @@ pending again.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import structlog
 
 from swapper.core import machine, policy
+from swapper.core.apply import apply
 from swapper.core.commit import Commit, Committed
 from swapper.core.types import Card, Report, Spec, Swap, World
 from swapper.errors import StoreDown
-from swapper.store.protocol import Store
+from swapper.store.protocol import Inputs, Store
 
 log = structlog.get_logger(__name__)
 
@@ -52,6 +54,7 @@ class Coordinator:
         self._after = "$"
         self._caught_up = False
         self._world: World | None = None
+        self._read_at, self._read_ms = 0.0, 0
         self._last_turn_ms: int | None = None
         self.seen = Seen()
         self.listening = asyncio.Event()
@@ -92,7 +95,7 @@ class Coordinator:
         """Wait for something to happen or to fall due, then bring every card to rest."""
         inputs = await self._store.inputs(after=self._after, block_ms=await self._patience())
         self._after = inputs.last
-        self._world = None
+        self._age(inputs)
         now_ms = (await self._look()).now_ms
         if self._last_turn_ms is not None and now_ms - self._last_turn_ms > GAP_MS:
             log.warning(
@@ -110,10 +113,22 @@ class Coordinator:
             return LOOK_MS
         return min(max(world.next_due_ms - world.now_ms, 1), LOOK_MS)
 
+    def _age(self, inputs: Inputs) -> None:
+        """Reports alone change nothing but what their commits will: the view goes on with our own clock for a while.
+
+        Everything else that changes the store wakes us, save heartbeats, and an expiry is checked by the store itself.
+        """
+        elapsed_ms = int((time.monotonic() - self._read_at) * 1000)
+        if self._world is None or inputs.woken or not inputs.reports or elapsed_ms > LOOK_MS:
+            self._world = None
+        else:
+            self._world = replace(self._world, now_ms=max(self._world.now_ms, self._read_ms + elapsed_ms))
+
     async def _look(self) -> World:
-        """The store's view: read once a turn, and again after each of our commits."""
+        """The store's view: what we commit is applied to it, and after a conflict it is read again."""
         if self._world is None:
             self._world = await self._store.read()
+            self._read_at, self._read_ms = time.monotonic(), self._world.now_ms
         return self._world
 
     async def _take(self, report: Report) -> None:
@@ -217,6 +232,7 @@ class Coordinator:
                 return False
             self._world = None
             if isinstance(await self._store.commit(commit), Committed):
+                self._world = apply(world, commit)
                 self._remember(world, commit)
                 return True
         log.warning("gave up after conflicts", tries=RETRIES)

@@ -61,7 +61,8 @@ class EventRoutes:
             if page:
                 since = page[-1].id
                 await response.write(b"".join(frame(event) for event in page))
-                continue
+            if len(page) == _PAGE:
+                continue  # there may be more
             if not follow or self._ctx.tail.closed:
                 return
             try:

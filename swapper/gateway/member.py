@@ -7,17 +7,18 @@ admitted before the store's gates were read, nor once the membership lapsed. Sur
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 import structlog
 
-from swapper.core.types import Command, Demand, Failure, Report, Step, World
+from swapper.core.types import Card, Command, Demand, Failure, Report, Step, World
 from swapper.errors import StoreDown
 from swapper.gateway.admission import Admission
 from swapper.gateway.proof import Finding, Proofs, read_unproved
+from swapper.store.codec import card_of
 from swapper.store.protocol import StoredCommand, StoredEvent
 
 TTL_MS = 10_000
@@ -93,6 +94,7 @@ class Member:
         self.ended = asyncio.Event()
         self.executor = f"gateway:{admission.gateway}"
         self._records: dict[tuple[str, str | None], _Record] = {}
+        self._cards: dict[str, Card] = {}
         self._failed: dict[str, Failure] = {}
         self._loading: frozenset[str] = frozenset()
         self._dirty = asyncio.Event()
@@ -175,7 +177,7 @@ class Member:
     # ---- failed loads
 
     async def _watch(self) -> None:
-        """Look at the store's view at each `card` event, and now and then while calls wait."""
+        """Follow the cards' after-images; now and then, while calls wait, look at the store's whole view."""
         await self._joined.wait()
         after = "$"
         while True:
@@ -183,22 +185,33 @@ class Member:
                 events = await self._link.events(after=after, limit=200, block_ms=BLOCK_MS)
                 if events:
                     after = events[-1].id
-                if self._admission.waiting or any(event.type == "card" for event in events):
+                    self._follow([card_of(event) for event in events if event.type == "card"])
+                elif self._admission.waiting:
                     self._look(await self._link.read(), answer=True)
             except StoreDown:
                 await asyncio.sleep(RETRY_S)
 
+    def _follow(self, cards: Sequence[Card]) -> None:
+        """The newest image of each card takes the place of the one before."""
+        if cards:
+            self._cards = {**self._cards, **{card.name: card for card in cards}}
+            self._judge(answer=True)
+
     def _look(self, world: World, *, answer: bool) -> None:
-        """A failure not seen before answers every call that waits for its tenant; who comes later waits for a retry."""
         self._admission.epoch_offset_ms = world.now_ms - self._admission.now()
-        failed = {tenant: failure for card in world.cards.values() for tenant, failure in card.failed.items()}
+        self._cards = dict(world.cards)
+        self._judge(answer=answer)
+        self._admission.apply({tenant: gate for tenant, gate in world.gates.items() if not gate.open})
+
+    def _judge(self, *, answer: bool) -> None:
+        """A failure not seen before answers every call that waits for its tenant; who comes later waits for a retry."""
+        failed = {tenant: failure for card in self._cards.values() for tenant, failure in card.failed.items()}
         for tenant, failure in failed.items():
             if answer and self._failed.get(tenant) != failure:
                 self._admission.fail(tenant, failure.reason)
         self._failed = failed
-        swaps = [card.swap for card in world.cards.values() if card.swap is not None]
+        swaps = [card.swap for card in self._cards.values() if card.swap is not None]
         self._loading = frozenset(tenant for swap in swaps if not swap.back for tenant in swap.to)
-        self._admission.apply({tenant: gate for tenant, gate in world.gates.items() if not gate.open})
 
     # ---- commands
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import count
 
 from swapper.core import machine, policy
-from swapper.core.commit import Commit, LeaseChange
+from swapper.core.apply import apply, changed
+from swapper.core.commit import Commit
 from swapper.core.types import (
-    ACTIVE,
     Card,
     CardSpec,
     Command,
@@ -31,7 +31,7 @@ DRAIN = dict.fromkeys(WorkClass, 600_000)
 
 
 def tenant(name: str, need_mib: int = 8 * GIB, **traits: bool) -> TenantSpec:
-    return TenantSpec(f"llama/{name}", "llama", "gpu0", "main", need_mib, **traits)
+    return replace(TenantSpec(f"llama/{name}", "llama", "gpu0", "main", need_mib), **traits)
 
 
 def spec(*tenants: TenantSpec, total_mib: int = 24 * GIB, **numbers: object) -> Spec:
@@ -74,7 +74,9 @@ class Play:
 
     def end(self, lease_id: str, state: LeaseState = LeaseState.RELEASED) -> None:
         """The client ends its lease."""
-        self._put(replace(self.world.leases[lease_id], state=state))
+        self.ended[lease_id] = replace(self.world.leases[lease_id], state=state)
+        left = {name: lease for name, lease in self.world.leases.items() if name != lease_id}
+        self.world = replace(self.world, leases=left)
 
     def demand(self, *records: tuple[str, int, int], oldest_ms: int | None = None) -> None:
         """(tenant, waiting, running) at the one gateway."""
@@ -102,6 +104,9 @@ class Play:
         return changed
 
     def answer(self, command: Command, *, ok: bool = True, detail: str | None = None, **data: object) -> None:
+        self.say(command, data, ok=ok, detail=detail)
+
+    def say(self, command: Command, data: Mapping[str, object], *, ok: bool = True, detail: str | None = None) -> None:
         report = Report(
             command.executor,
             command.card,
@@ -139,37 +144,15 @@ class Play:
             if until is not None and any(c.verb == until for c in self.swap.pending):
                 return
             command = self.swap.pending[0]
-            self.answer(command, **data.get(command.verb, {}))
+            self.say(command, data.get(command.verb, {}))
 
     def apply(self, commit: Commit) -> None:
         for card in commit.cards:
             assert card.version == self.world.cards[card.name].version, "decided on an unseen version"
-            cards = {**self.world.cards, card.name: replace(card, version=card.version + 1)}
-            self.world = replace(self.world, cards=cards)
         for change in commit.leases:
-            self._change(change)
-        for swap in commit.swaps:
-            self.log[swap.id] = swap
-        self.world = replace(self.world, gates={**self.world.gates, **commit.gates})
+            lease = self.world.leases[change.id]
+            assert lease.state in change.expect, f"{change.id} is {lease.state}"
+            self.ended[change.id] = changed(lease, change, self.world.now_ms)
+        self.log.update({swap.id: swap for swap in commit.swaps})
+        self.world = apply(self.world, commit)
         self.commits.append(commit)
-
-    def _change(self, change: LeaseChange) -> None:
-        lease = self.world.leases[change.id]
-        assert lease.state in change.expect, f"{change.id} is {lease.state}"
-        fields = {
-            name: value
-            for name in ("state", "reason", "token", "card", "swap_id", "explain", "revoke_ms")
-            if (value := getattr(change, name)) is not None
-        }
-        if change.state is LeaseState.GRANTED:
-            fields |= {"granted_ms": self.world.now_ms, "expires_ms": self.world.now_ms + lease.request.ttl_ms}
-        if change.extend_to_ms is not None:
-            fields["expires_ms"] = max(change.extend_to_ms, lease.expires_ms or 0)
-        self._put(replace(lease, **fields))
-
-    def _put(self, lease: Lease) -> None:
-        leases = {**self.world.leases, lease.id: lease}
-        if lease.state not in ACTIVE:
-            del leases[lease.id]
-            self.ended[lease.id] = lease
-        self.world = replace(self.world, leases=leases)

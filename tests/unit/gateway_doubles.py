@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
@@ -185,7 +186,8 @@ class FakeLink:
         await self._notify()
 
     async def tell_cards(self) -> None:
-        self._events.append(StoredEvent(str(len(self._events) + 1), "card", "gpu0", 1, "{}"))
+        image = msgspec.json.encode(self._card()).decode()
+        self._events.append(StoredEvent(str(len(self._events) + 1), "card", "gpu0", 1, image))
         await self._notify()
 
     async def beaten(self, wanted: Callable[[tuple[Demand, ...]], bool]) -> tuple[Demand, ...]:
@@ -242,8 +244,10 @@ class FakeLink:
 
     async def read(self, *, now_ms: int | None = None) -> World:
         self._check()
-        card = Card("gpu0", failed=dict(self.failed), swap=self.swap)
-        return World(int(time.time() * 1000), {"gpu0": card}, {}, gates=dict(self.gates))
+        return World(int(time.time() * 1000), {"gpu0": self._card()}, {}, gates=dict(self.gates))
+
+    def _card(self) -> Card:
+        return Card("gpu0", failed=dict(self.failed), swap=self.swap)
 
 
 def command(verb: str, token: int, n: int, **args: object) -> Command:

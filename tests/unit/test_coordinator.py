@@ -34,7 +34,7 @@ class Hands:
         await self.say("hello", {"mark": mark})
 
     async def observed(self, states: dict[str, str], free_mib: int, mark: int = 0) -> None:
-        cards = {"gpu0": {"total_mib": 24_576, "used_mib": 0, "free_mib": free_mib, "holders": []}}
+        cards: dict[str, object] = {"gpu0": {"total_mib": 24_576, "used_mib": 0, "free_mib": free_mib, "holders": []}}
         await self.say("observed", {"tenants": states, "cards": cards, "marks": {"gpu0": mark}})
 
     async def say(self, verb: str, data: dict[str, object]) -> None:

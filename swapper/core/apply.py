@@ -1,0 +1,51 @@
+"""A commit's effect on a World, in memory: what the store will answer next, if nobody else writes. Pure.
+
+Invariant: the same meaning as the store's `commit` once its guards have passed; the store alone decides whether they
+pass. Lets a coordinator go on deciding without asking back, and virtual time run without a store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from swapper.core.commit import Commit, LeaseChange
+from swapper.core.types import ACTIVE, Lease, LeaseState, World
+
+
+def apply(world: World, commit: Commit) -> World:
+    """The world after the commit, at the same moment. Leases that ended leave it."""
+    cards = {card.name: replace(card, version=card.version + 1) for card in commit.cards}
+    leases = {**world.leases}
+    for change in commit.leases:
+        if change.id in leases:
+            leases[change.id] = changed(leases[change.id], change, world.now_ms)
+    after = replace(
+        world, cards={**world.cards, **cards}, gates={**world.gates, **commit.gates}, leases=_visible(leases)
+    )
+    return replace(after, queued=after.queued - _left_queue(world, commit))
+
+
+def changed(lease: Lease, change: LeaseChange, now_ms: int) -> Lease:
+    """One lease after a change: fields given, and the times the store stamps."""
+    fields: dict[str, object] = {
+        name: value
+        for name in ("state", "reason", "token", "card", "swap_id", "explain", "revoke_ms")
+        if (value := getattr(change, name)) is not None
+    }
+    if change.state is LeaseState.GRANTED:
+        fields |= {"granted_ms": now_ms, "expires_ms": now_ms + lease.request.ttl_ms}
+    elif change.state is not None and change.state not in ACTIVE:
+        fields["ended_ms"] = now_ms
+    if change.extend_to_ms is not None:
+        fields["expires_ms"] = max(change.extend_to_ms, lease.expires_ms or 0)
+    return replace(lease, **fields)  # pyright: ignore[reportArgumentType]
+
+
+def _visible(leases: Mapping[str, Lease]) -> dict[str, Lease]:
+    return {name: lease for name, lease in leases.items() if lease.state in ACTIVE}
+
+
+def _left_queue(world: World, commit: Commit) -> int:
+    before = (world.leases.get(change.id) for change in commit.leases if change.state not in (None, LeaseState.QUEUED))
+    return sum(1 for lease in before if lease is not None and lease.state is LeaseState.QUEUED)
