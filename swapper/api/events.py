@@ -57,11 +57,12 @@ class EventRoutes:
         await response.write(b": swapper events\n\n")
         while True:
             more.clear()
-            page = await self._ctx.store.events(after=since, limit=_PAGE, block_ms=0)
+            seen = self._ctx.tail.after(since) if follow else None
+            page = seen if seen is not None else await self._ctx.store.events(after=since, limit=_PAGE, block_ms=0)
             if page:
                 since = page[-1].id
                 await response.write(b"".join(frame(event) for event in page))
-            if len(page) == _PAGE:
+            if seen is None and page:
                 continue  # there may be more
             if not follow or self._ctx.tail.closed:
                 return

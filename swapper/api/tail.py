@@ -8,7 +8,7 @@ away, and then wakes everybody so that they look for themselves. Touches only th
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Protocol
@@ -17,6 +17,7 @@ from swapper.errors import StoreDown
 from swapper.store.protocol import StoredEvent
 
 _PAGE = 1000
+_RECENT = 500
 _BLOCK_MS = 15_000
 _CANCEL_S = 0.05
 _RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
@@ -40,6 +41,7 @@ class Tail:
         self._all: set[asyncio.Event] = set()
         self._caught_up = asyncio.Event()
         self._last = "0"
+        self._recent: deque[StoredEvent] = deque(maxlen=_RECENT)
         self.closed = False
 
     @contextmanager
@@ -71,6 +73,15 @@ class Tail:
         self._start()
         await self._caught_up.wait()
         return self._last
+
+    def after(self, last: str) -> tuple[StoredEvent, ...] | None:
+        """What was seen after the event `last`; None when that is too long ago to say: then the store must be asked."""
+        if last == self._last:
+            return ()
+        for place, event in enumerate(self._recent):
+            if event.id == last:
+                return tuple(self._recent)[place + 1 :]
+        return None
 
     async def close(self) -> None:
         """Stop reading and wake everybody; later watchers find `closed` set."""
@@ -106,6 +117,7 @@ class Tail:
             self._caught_up.set()
             return
         self._last = batch[-1].id
+        self._recent.extend(batch)
         for subject in {event.subject for event in batch}:
             for flag in self._subjects.get(subject, ()):
                 flag.set()
