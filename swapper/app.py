@@ -24,6 +24,7 @@ from swapper import api
 from swapper.api import ApiContext
 from swapper.api.ids import new_id
 from swapper.config import Config
+from swapper.config.advice import model_options
 from swapper.config.schema import TenantEntry
 from swapper.coordinator import Coordinator
 from swapper.core.types import Spec
@@ -221,7 +222,8 @@ def _target(config: Config, tenant: str) -> Target:
 
 def _model(config: Config, tenant: str) -> ModelInfo:
     _, _, model = tenant.partition("/")
-    return ModelInfo(model, tenant, config.model(tenant).aliases)
+    options = model_options(config, tenant, os.environ)
+    return ModelInfo(model, tenant, config.model(tenant).aliases, options.context_per_slot() if options else None)
 
 
 async def _background(stack: AsyncExitStack, work: Coroutine[None, None, None], name: str) -> None:

@@ -28,7 +28,6 @@ from swapper.store.protocol import Ended, Idempotency, KeyReused, LeaseFilter, N
 
 _KEY = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,254}")
 _CURSOR = re.compile(r"[0-9]{1,16}")
-_DEFAULT_HOLD_S = 3600.0
 _UNDECIDED = frozenset({LeaseState.QUEUED, LeaseState.PREPARING})
 
 
@@ -152,7 +151,7 @@ class LeaseRoutes:
             label=body.label,
             klass=check_class(request, klass),
             ttl_ms=round(body.ttl_s * 1000),
-            max_hold_ms=round((body.max_hold_s or _DEFAULT_HOLD_S) * 1000),
+            max_hold_ms=round(body.max_hold_s * 1000) if body.max_hold_s else self._ctx.spec.policy.max_hold_ms,
             expected_ms=None if body.expected_s is None else round(body.expected_s * 1000),
             not_before_ms=_epoch_ms(body.not_before),
             deadline_ms=_epoch_ms(body.deadline),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from pathlib import Path
 
 import click
 import structlog
 
 from swapper.app import running
+from swapper.cli.check import examine
 from swapper.config import Config, load
 from swapper.log import setup as setup_logging
 
@@ -27,8 +27,6 @@ def serve(path: Path | None) -> None:
     """
     setup_logging()
     config = load(path, os.environ)
-    for notice in config.notices:
-        click.echo(notice, err=True)
     asyncio.run(_serve(config))
 
 
@@ -39,6 +37,7 @@ async def _serve(config: Config) -> None:
         loop.add_signal_handler(number, stop.set)
     async with running(config) as server:
         log.info("serving", url=server.url, state_dir=str(config.state_dir), cards=list(server.spec.cards))
-        sys.stdout.flush()
+        for one in await examine(config, os.environ):
+            (log.error if one.error else log.warning)("check", finding=one.text)
         await stop.wait()
         log.info("stopping; residents stay as they are")

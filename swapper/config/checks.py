@@ -26,7 +26,6 @@ _KEPT = {
     "overhead": _ORDER,
     "patience": _ORDER,
     "max_call": "this version ends no call for its length alone",
-    "max_hold": "this version takes one hour for a lease that names no max_hold_s",
 }
 
 _COMMON = frozenset({"kind", "control", "card", "evict", "grace"})

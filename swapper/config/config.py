@@ -125,6 +125,7 @@ class Config:
             on_drain_limit=policy.on_drain_limit,
             grace_ms=policy.grace_ms,
             idle_restore_ms=policy.idle_restore_ms,
+            max_hold_ms=policy.max_hold_ms,
             max_queue=policy.max_queue,
         )
 

@@ -374,6 +374,7 @@ class PolicySpec:
     grace_ms: int = 30_000
     vacate_ms: int = 60_000
     idle_restore_ms: int = 120_000
+    max_hold_ms: int = 3_600_000
     max_queue: int = 10_000
 
 
