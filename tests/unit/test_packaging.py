@@ -64,10 +64,12 @@ def test_the_wheel_carries_its_licence_and_is_called_gpu_swapper(wheel: Path) ->
         assert any(name.endswith(".dist-info/licenses/LICENSE") for name in archive.namelist())
 
 
-def test_the_installed_command_answers_outside_the_checkout(elsewhere: Path, tmp_path: Path) -> None:
-    said = _run([str(elsewhere / "bin" / "swapper"), "--help"], tmp_path, PYTHONPATH=str(elsewhere))
-    for command in ("demo", "serve", "run", "lease", "status", "check"):
-        assert command in said
+@pytest.mark.parametrize("by", ["its script", "python -m"])
+def test_the_installed_command_answers_outside_the_checkout(elsewhere: Path, tmp_path: Path, by: str) -> None:
+    command = [sys.executable, "-m", "swapper"] if by == "python -m" else [str(elsewhere / "bin" / "swapper")]
+    said = _run([*command, "--help"], tmp_path, PYTHONPATH=str(elsewhere))
+    for name in ("demo", "serve", "run", "lease", "status", "check"):
+        assert name in said
 
 
 def test_every_installed_command_can_be_asked_for_help(elsewhere: Path, tmp_path: Path) -> None:

@@ -1,0 +1,63 @@
+"""What README.md shows a newcomer is true: its configuration is accepted and its commands and options exist."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from presets import RouterOptions, effective, losses, parse
+from swapper.cli import COMMANDS
+from swapper.config import load
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+SHOWN = README + (ROOT / "deploy" / "README.md").read_text()
+
+
+def _block(language: str) -> str:
+    [text] = re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    return text
+
+
+def _lines() -> list[str]:
+    """The lines of its shell blocks, without comments, continued ones joined."""
+    blocks = "".join(re.findall(r"^```sh\n(.*?)^```", SHOWN, re.MULTILINE | re.DOTALL)).replace("\\\n", "")
+    return [line.partition("#")[0].strip() for line in blocks.splitlines()]
+
+
+def _commands() -> list[str]:
+    inline = re.findall(r"`(swapper [a-z][^`]*)`", SHOWN)
+    found = [line.removeprefix("/opt/swapper/bin/") for line in (*_lines(), *inline)]
+    return sorted({line for line in found if line.startswith("swapper ")})
+
+
+def test_the_configuration_it_shows_is_accepted_without_a_notice(tmp_path: Path) -> None:
+    path = tmp_path / "swapper.yaml"
+    path.write_text(_block("yaml"))
+    config = load(path, {"HOME": str(tmp_path)})
+    assert config.notices == ()
+    assert list(config.spec().tenants) == ["llama/qwen3-32b"]
+    assert config.models()["chat"] == "llama/qwen3-32b"
+
+
+def test_a_router_started_as_it_shows_loses_no_conversation() -> None:
+    [line] = [line for line in _lines() if line.startswith("llama-server ")]
+    program, *arguments = shlex.split(line)
+    options = effective(parse(_block("ini")), "qwen3-32b", arguments, {})
+    assert losses(options, RouterOptions.from_args([program, *arguments], {})) == []
+
+
+@pytest.mark.parametrize("line", _commands())
+def test_the_commands_it_shows_can_be_read_as_they_stand(line: str) -> None:
+    _, name, *arguments = shlex.split(line)
+    command: object = getattr(importlib.import_module(COMMANDS[name][0]), name)
+    assert isinstance(command, click.Command)
+    while isinstance(command, click.Group) and arguments:
+        command = command.commands[arguments.pop(0)]
+    if arguments and "CMD..." not in arguments:
+        command.make_context(name, arguments)
