@@ -35,12 +35,19 @@ async def _until_told(work: Any) -> int:  # noqa: ANN401
     """Run to the end, or until SIGTERM or Ctrl-C: then everything is taken down all the same."""
     task: asyncio.Task[int] = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
+    told: list[signal.Signals] = []
+
+    def stop(number: signal.Signals) -> None:
+        if not told:  # a second Ctrl-C must not cut short the taking down that the first began
+            task.cancel()
+        told.append(number)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, task.cancel)
+        loop.add_signal_handler(number, stop, number)
     try:
         return await task
     except asyncio.CancelledError:
-        return 130
+        return 128 + told[0]
 
 
 async def _demo(*, keep: bool, json_: bool) -> int:
@@ -48,7 +55,7 @@ async def _demo(*, keep: bool, json_: bool) -> int:
     begun = time.perf_counter()
 
     def say(text: str) -> None:
-        told.print(f"[dim]{time.perf_counter() - begun:5.1f} s[/dim]  {text}")
+        told.print(f"{time.perf_counter() - begun:5.1f} s  {text}", markup=False, soft_wrap=True)
 
     async with stage(say) as on:
         outcome = await play(on, say)

@@ -6,6 +6,7 @@ the CPU (`device = none`, no GPU layers), so that a newcomer's real card is neve
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -24,6 +25,10 @@ MODEL = "med"
 CARD = "gpu0"
 CONTEXT = 16_384
 STOP_MS = 5_000
+PORTABLE_LAYERS = 4
+"""Half of med's, where llama-server reads at half its speed: so that the demo takes less than a minute there too."""
+PORTABLE_SETTINGS = {"flash-attn": "off", "threads": "1", "threads-batch": "2"}
+"""What is fastest there for a few tokens behind a long context, also when other programs want the processor."""
 
 _CONFIG = """\
 listen: 127.0.0.1:0
@@ -66,7 +71,9 @@ async def stage(say: Callable[[str], None]) -> AsyncGenerator[Stage]:
     async with AsyncExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         say("making a tiny model (random weights: it answers gibberish, but it computes for real)")
-        write_preset(folder / "presets.ini", make_models(folder, [MODEL]), parallel=2, ctx=CONTEXT)
+        models = make_models(folder, [MODEL], layers=PORTABLE_LAYERS if llama.portable else None)
+        settings = PORTABLE_SETTINGS if llama.portable else {}
+        write_preset(folder / "presets.ini", models, parallel=2, ctx=CONTEXT, defaults=settings)
         (folder / "slots").mkdir()
         port = _free_port()
         config = _config(folder, llama, port)
@@ -77,6 +84,7 @@ async def stage(say: Callable[[str], None]) -> AsyncGenerator[Stage]:
 
 def _config(folder: Path, llama: LlamaServer, port: int) -> Config:
     command = [
+        *_without_settings(),
         *llama.command,
         *("--models-preset", str(folder / "presets.ini")),
         "--no-models-autoload",
@@ -85,10 +93,16 @@ def _config(folder: Path, llama: LlamaServer, port: int) -> Config:
         *("--slot-save-path", str(folder / "slots")),
         *("--host", "127.0.0.1", "--port", str(port)),
     ]
-    text = _CONFIG.format(card=CARD, model=MODEL, port=port, command=command)
+    text = _CONFIG.format(card=CARD, model=MODEL, port=port, command=json.dumps(command))
     (folder / "swapper.yaml").write_text(text)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("SWAPPER__")}
     return loads(text, folder=folder, environ=environ, name="swapper.yaml", path=folder / "swapper.yaml")
+
+
+def _without_settings() -> list[str]:
+    """llama-server reads LLAMA_ARG_* as arguments: those of the caller's shell are for another server."""
+    theirs = [name for name in os.environ if name.startswith("LLAMA_ARG_")]
+    return ["env", *(f"--unset={name}" for name in theirs)] if theirs else []
 
 
 def _free_port() -> int:

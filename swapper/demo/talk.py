@@ -17,7 +17,7 @@ import aiohttp
 from swapper.client.sse import messages
 from swapper.errors import SwapperError
 
-ANSWER_TOKENS = 24
+ANSWER_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,11 @@ class Turn:
     ttft_ms: float
     cache_n: int
     prompt_n: int
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of the whole prompt."""
+        return self.cache_n + self.prompt_n
 
 
 @dataclass(slots=True)
