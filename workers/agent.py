@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol, TypeVar
 
 from swapper.core.types import Command, Report, Step
 from swapper.errors import StoreDown
 from workers.backend import Backend, Probe
-from workers.lanes import Lanes, Stored
-from workers.marks import Marks, Old, Pair, Repeat
+from workers.lanes import WAITING, Lanes, Stored
+from workers.marks import Fresh, Marks, Old, Pair, Repeat
 from workers.observe import Sight, TenantPlace
 from workers.supervise import Crash, kept_running, supervised, until_stored
 from workers.verbs import Outcome, Verbs
@@ -25,6 +26,18 @@ BLOCK_MS = 5_000
 """One blocking read of the outbox."""
 
 _CHANGING = frozenset({str(Step.RELEASE), str(Step.LOAD)})
+
+
+T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class Write(Protocol[T_contra]):
+    """A line for the marks, as `Marks.finish` takes it."""
+
+    def __call__(self, what: T_contra, /, *, wait: bool = True) -> bool:
+        """False where it must wait and may not."""
+        ...
 
 
 class Link(Protocol):
@@ -134,9 +147,14 @@ class Agent:
         """The answer on record, if the command was answered before."""
         return self._marks.answer(command)
 
+    async def begin(self, commands: Sequence[Command]) -> None:
+        """Mark commands of one lane and token together; one that could not be marked is tried again by itself."""
+        await supervised("write the marks", asyncio.to_thread(self._marks.begin_all, commands))
+
     async def execute(self, command: Command) -> Report:
         """Mark, carry out, record: the whole life of one command."""
-        outcome = await supervised(f"{command.verb} {command.tenant or command.card}", self._carry_out(command))
+        with self._undisturbed(command):
+            outcome = await supervised(f"{command.verb} {command.tenant or command.card}", self._carry_out(command))
         if isinstance(outcome, Report):
             return outcome
         if isinstance(outcome, Crash):
@@ -168,16 +186,36 @@ class Agent:
             reached = waiting[0]
             del self._unanswered[reached]
         if reached is not None:
-            await supervised("write the marks", asyncio.to_thread(self._marks.advance, reached))
+            await supervised("write the marks", self._write(self._marks.advance, reached))
 
     async def _carry_out(self, command: Command) -> Outcome | Report:
-        match await asyncio.to_thread(self._marks.begin, command):
+        match self._marks.verdict(command):
             case Repeat(report) if report is not None:
                 return report
             case Old(mark):
                 return _refused(command, mark)
-            case _:
-                return await self._verbs.run(command)
+            case Fresh() if command.verb in WAITING:
+                return await self._while_marking(command)
+            case Fresh():
+                await asyncio.to_thread(self._marks.begin, command)
+            case Repeat():
+                pass
+        return await self._verbs.run(command)
+
+    async def _while_marking(self, command: Command) -> Outcome:
+        """A verb without effects need not wait for its mark, only its answer must."""
+        marking = asyncio.create_task(asyncio.to_thread(self._marks.begin, command))
+        try:
+            return await self._verbs.run(command)
+        finally:
+            await marking
+
+    def _undisturbed(self, command: Command) -> AbstractContextManager[None]:
+        """While a verb changes a server, its steps are no reason for a look: one follows at the end (`_show`)."""
+        place = self._tenants.get(command.tenant or "")
+        if place is None or command.verb not in _CHANGING:
+            return nullcontext()
+        return self.watch.undisturbed(place.server)
 
     async def _show(self, report: Report) -> None:
         """Report what the verb changed before its answer, so that no older observation outlives a finished swap."""
@@ -187,7 +225,12 @@ class Agent:
 
     async def _record(self, report: Report) -> None:
         """A result that cannot be written is still delivered: without it the verb only runs once more."""
-        await supervised("write the marks", asyncio.to_thread(self._marks.finish, report))
+        await supervised("write the marks", self._write(self._marks.finish, report))
+
+    async def _write(self, write: Write[T], what: T) -> None:
+        """At once where nothing has to wait for the disk, else in a thread."""
+        if not write(what, wait=False):
+            await asyncio.to_thread(write, what)
 
 
 def _refused(command: Command, newer: Pair) -> Report:

@@ -1,14 +1,16 @@
 """Order among commands: one lane per (card, tenant); in (token, n) order inside a lane, side by side across lanes.
 
-Invariant: at most one command of a lane runs at a time. A newer command ends an older one that only waits (drain,
-vacate) and refuses an older one of an earlier token that has not begun; anything else it waits for. It decides order
-only: what a command does and where its answer goes are two functions it is given.
+Invariant: at most one command of a lane runs at a time, but saves of one token that wait together run side by side,
+and restores likewise, all of them marked before the first starts. A newer command ends an older one that only waits
+(drain, vacate) and refuses an older one of an earlier token that has not begun; anything else it waits for. It decides
+order only: what a command does and where its answer goes are functions it is given.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,6 +20,10 @@ from workers.marks import Pair
 
 WAITING = frozenset({str(Step.DRAIN), str(Step.VACATE)})
 """Verbs that change nothing and only wait: a newer command of the lane ends them."""
+SIDE_BY_SIDE = frozenset({str(Step.SAVE), str(Step.RESTORE)})
+"""Verbs on one slot each: those of one token do not touch each other."""
+AT_ONCE = 4
+"""So many of them: the server takes them in one after the other, and each occupies one of its few HTTP threads."""
 
 
 class Stored(Protocol):
@@ -46,8 +52,12 @@ class Executor(Protocol):
         """The answer on record, if the command was answered before."""
         ...
 
+    async def begin(self, commands: Sequence[Command]) -> None:
+        """Mark commands of one token as begun, durably, before they are executed side by side. Never raises."""
+        ...
+
     async def execute(self, command: Command) -> Report:
-        """Carry out one command; an unexpected exception is already turned into a report."""
+        """Carry out one command, marked first; an unexpected exception is already turned into a report."""
         ...
 
     async def refuse(self, command: Command, newer: Pair) -> Report:
@@ -61,6 +71,8 @@ class Executor(Protocol):
 
 @dataclass(slots=True)
 class _Running:
+    """A command that may be ended."""
+
     command: Command
     task: asyncio.Task[Report]
     overtaken_by: Pair | None = None
@@ -68,7 +80,7 @@ class _Running:
 
 @dataclass(slots=True)
 class _Lane:
-    """One lane: its queue by (token, n), what runs now, and the task that works it off."""
+    """One lane: its queue by (token, n), what waits and may be ended, and the task that works it off."""
 
     executor: Executor
     queue: list[tuple[Pair, int, Stored]] = field(default_factory=list[tuple[Pair, int, Stored]])
@@ -81,7 +93,7 @@ class _Lane:
         newest = pair(stored.command)
         heapq.heappush(self.queue, (newest, self.arrivals, stored))
         running = self.running
-        if running and running.command.verb in WAITING and newest > pair(running.command):
+        if running and newest > pair(running.command):
             running.overtaken_by = newest
             running.task.cancel()
         if self.worker is None:
@@ -89,20 +101,48 @@ class _Lane:
 
     async def _work(self) -> None:
         while self.queue:
-            *_, stored = heapq.heappop(self.queue)
-            command = stored.command
-            report = self.executor.recorded(command)
-            if report is None and (newer := self._overtaker(command)):
-                report = await self.executor.refuse(command, newer)
-            await self.executor.settle(stored, report or await self._run(command))
+            due = [stored for stored in self._take() if not await self._settled(stored)]
+            if len(due) > 1:
+                await self.executor.begin([stored.command for stored in due])
+            await asyncio.gather(*map(self._carry_out, due))
         self.worker = None
+
+    def _take(self) -> Sequence[Stored]:
+        """What is next, with all that may run beside it."""
+        taken = [self._pop()]
+        first = taken[0].command
+        while first.verb in SIDE_BY_SIDE and self.queue and len(taken) < AT_ONCE:
+            following = self.queue[0][2].command
+            same = (following.verb, following.token) == (first.verb, first.token)
+            if not same or following.n == taken[-1].command.n:
+                break
+            taken.append(self._pop())
+        return taken
+
+    def _pop(self) -> Stored:
+        return heapq.heappop(self.queue)[2]
+
+    async def _settled(self, stored: Stored) -> bool:
+        """Answer what was answered before, and what was overtaken while it waited."""
+        report = self.executor.recorded(stored.command)
+        if report is None and (newer := self._overtaker(stored.command)):
+            report = await self.executor.refuse(stored.command, newer)
+        if report is None:
+            return False
+        await self.executor.settle(stored, report)
+        return True
+
+    async def _carry_out(self, stored: Stored) -> None:
+        command = stored.command
+        run = self._until_overtaken if command.verb in WAITING else self.executor.execute
+        await self.executor.settle(stored, await run(command))
 
     def _overtaker(self, command: Command) -> Pair | None:
         newest = max((waiting for waiting, *_ in self.queue), default=(0, 0))
         overtaken = newest[0] > command.token or (newest > pair(command) and command.verb in WAITING)
         return newest if overtaken else None
 
-    async def _run(self, command: Command) -> Report:
+    async def _until_overtaken(self, command: Command) -> Report:
         task = asyncio.create_task(self.executor.execute(command), name=f"{command.verb} {command.tenant}")
         self.running = running = _Running(command, task)
         try:
@@ -111,6 +151,7 @@ class _Lane:
             me = asyncio.current_task()
             if running.overtaken_by is None or (me is not None and me.cancelling()):
                 task.cancel()
+                await asyncio.wait({task})
                 raise
             return await self.executor.refuse(command, running.overtaken_by)
         finally:

@@ -1,8 +1,9 @@
 """An agent's marks on disk: for every (card, tenant) the newest command begun here, and what the last ones came to.
 
 Invariant: a command's start is durable before its first effect, so that after any crash an older command is still
-recognised as old. Results and the place in the outbox are written without a sync: losing them only means that an
-idempotent verb runs again. It touches one file, which it owns alone (flock), and nothing else.
+recognised as old, and each of those begun side by side with the newest as one to execute again until it is answered.
+Results and the place in the outbox are written without a sync: losing them only means that an idempotent verb runs
+again. It touches one file, which it owns alone (flock), and nothing else.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,11 +49,14 @@ class Old:
     mark: Pair
 
 
-class _Begun(msgspec.Struct, tag="begun", frozen=True):
+class _Begun(msgspec.Struct, tag="begun", frozen=True, omit_defaults=True):
+    """The mark of a lane is (token, n); `open` are the n of the token that are begun and unanswered, None: just `n`."""
+
     card: str
     tenant: str | None
     token: int
     n: int
+    open: tuple[int, ...] | None = None
 
 
 class _Done(msgspec.Struct, tag="done", frozen=True):
@@ -68,13 +72,22 @@ _Line = _Begun | _Done | _Read
 
 @dataclass(slots=True)
 class _LaneRecord:
+    """`open`: what was begun with the mark, side by side, and is not answered. All of it has the mark's token."""
+
     mark: Pair = (0, 0)
+    open: set[Pair] = field(default_factory=set[Pair])
     reports: dict[Pair, Report] = field(default_factory=dict[Pair, Report])
+
+    def verdict(self, pair: Pair) -> Fresh | Repeat | Old:
+        if pair in self.reports or pair in self.open:
+            return Repeat(self.reports.get(pair))
+        return Fresh() if pair > self.mark else Old(self.mark)
 
 
 class Marks:
-    """The marks of one agent, for any thread. `begin`, `finish` and `advance` wait for the disk, the rest never does.
+    """The marks of one agent, for any thread.
 
+    `begin` waits for the disk, `finish` and `advance` where they are allowed to, the rest never does.
     `_writing` is held by whoever writes the file, `_guard` only while the tables in memory are touched.
     """
 
@@ -139,36 +152,57 @@ class Marks:
             record = self._lanes.get((command.card, command.tenant))
             return record.reports.get((command.token, command.n)) if record else None
 
+    def verdict(self, command: Command) -> Fresh | Repeat | Old:
+        """What `begin` would decide now; nothing is marked."""
+        with self._guard:
+            record = self._lanes.get((command.card, command.tenant))
+            return record.verdict((command.token, command.n)) if record else Fresh()
+
     def begin(self, command: Command) -> Fresh | Repeat | Old:
         """Decide what to do with a command; `Fresh` is returned once the new mark is durable."""
-        pair = (command.token, command.n)
-        with self._writing:
-            with self._guard:
-                record = self._lanes.setdefault((command.card, command.tenant), _LaneRecord())
-                if pair in record.reports or pair == record.mark:
-                    return Repeat(record.reports.get(pair))
-                if pair < record.mark:
-                    return Old(record.mark)
-            self._append(_Begun(command.card, command.tenant, command.token, command.n))
-            os.fdatasync(self._fd)
-            with self._guard:
-                record.mark = pair
-            return Fresh()
+        return self.begin_all([command])[0]
 
-    def finish(self, report: Report) -> None:
-        """Record the answer of a command that was begun."""
+    def begin_all(self, commands: Sequence[Command]) -> list[Fresh | Repeat | Old]:
+        """`begin` for commands of one lane and token that run side by side: one sync for all of them."""
+        lane, token = (commands[0].card, commands[0].tenant), commands[0].token
         with self._writing:
-            self._append(_Done(report))
             with self._guard:
-                self._remember(report)
-            if self._size > max(COMPACT_BYTES, 2 * self._compacted):
+                record = self._lanes.setdefault(lane, _LaneRecord())
+                verdicts = [record.verdict((token, command.n)) for command in commands]
+            fresh = [c.n for c, verdict in zip(commands, verdicts, strict=True) if isinstance(verdict, Fresh)]
+            if fresh:
+                again = [c.n for c, verdict in zip(commands, verdicts, strict=True) if verdict == Repeat(None)]
+                begun = _Begun(*lane, token, max(fresh), (*again, *fresh) if fresh[1:] or again else None)
+                self._append(begun)
+                os.fdatasync(self._fd)
+                with self._guard:
+                    _enter(record, begun)
+            return verdicts
+
+    def finish(self, report: Report, *, wait: bool = True) -> bool:
+        """Record the answer of a command that was begun; False where that must `wait` for the disk and may not."""
+        return self._note(_Done(report), wait=wait)
+
+    def advance(self, outbox_id: str, *, wait: bool = True) -> bool:
+        """Everything up to this outbox entry is answered: the next run reads on from here. False as for `finish`."""
+        return self._note(_Read(outbox_id), wait=wait)
+
+    def _note(self, line: _Done | _Read, *, wait: bool) -> bool:
+        """Known here even when it could not be written."""
+        if not self._writing.acquire(blocking=wait):
+            return False
+        try:
+            compact = self._size > max(COMPACT_BYTES, 2 * self._compacted)
+            if compact and not wait:
+                return False
+            with self._guard:
+                self._enter(line)
+            self._append(line)
+            if compact:
                 self._compact()
-
-    def advance(self, outbox_id: str) -> None:
-        """Everything up to this outbox entry is answered: the next run reads on from here."""
-        with self._writing:
-            self._append(_Read(outbox_id))
-            self._outbox = outbox_id
+        finally:
+            self._writing.release()
+        return True
 
     def close(self) -> None:
         """Give the file up to the next agent."""
@@ -176,13 +210,15 @@ class Marks:
             os.close(self._fd)
             os.close(self._lock_fd)
 
-    def _remember(self, report: Report) -> None:
-        record = self._lanes.setdefault((report.card, report.tenant), _LaneRecord())
-        pair = (report.token, report.n)
-        record.mark = max(record.mark, pair)
-        record.reports[pair] = report
-        while len(record.reports) > REPORTS_KEPT:
-            del record.reports[min(record.reports)]
+    def _enter(self, line: _Line) -> None:
+        """Take a line of the log into the tables: marks only rise."""
+        match line:
+            case _Begun(card=card, tenant=tenant):
+                _enter(self._lanes.setdefault((card, tenant), _LaneRecord()), line)
+            case _Done(report=report):
+                _remember(self._lanes.setdefault((report.card, report.tenant), _LaneRecord()), report)
+            case _Read(id=outbox_id):
+                self._outbox = outbox_id
 
     def _append(self, line: _Line) -> None:
         data = self._encode(line) + b"\n"
@@ -196,25 +232,18 @@ class Marks:
         self._size += len(data)
 
     def _replay(self, content: bytes) -> None:
-        """Take in every readable line: marks only rise, so an unreadable one (torn by a crash) is left out."""
+        """Take in every readable line; one that is not was torn by a crash, and is left out."""
         decode = msgspec.json.Decoder(_Line).decode
         for raw in content.split(b"\n"):
             try:
                 line = decode(raw)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
-            match line:
-                case _Begun(card=card, tenant=tenant, token=token, n=n):
-                    record = self._lanes.setdefault((card, tenant), _LaneRecord())
-                    record.mark = max(record.mark, (token, n))
-                case _Done(report=report):
-                    self._remember(report)
-                case _Read(id=outbox_id):
-                    self._outbox = outbox_id
+            self._enter(line)
 
     def _lines(self) -> Iterator[_Line]:
         for (card, tenant), record in self._lanes.items():
-            yield _Begun(card, tenant, *record.mark)
+            yield _Begun(card, tenant, *record.mark, tuple(sorted(n for _, n in record.open)))
             yield from map(_Done, record.reports.values())
         if self._outbox is not None:
             yield _Read(self._outbox)
@@ -236,6 +265,24 @@ class Marks:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._size, self._compacted = fd, len(data), len(data)
+
+
+def _enter(record: _LaneRecord, begun: _Begun) -> None:
+    mark = (begun.token, begun.n)
+    if mark >= record.mark:
+        ns = (begun.n,) if begun.open is None else begun.open
+        record.mark = mark
+        record.open = {(begun.token, n) for n in ns if (begun.token, n) not in record.reports}
+
+
+def _remember(record: _LaneRecord, report: Report) -> None:
+    pair = (report.token, report.n)
+    if pair > record.mark:
+        record.mark, record.open = pair, set()
+    record.open.discard(pair)
+    record.reports[pair] = report
+    while len(record.reports) > REPORTS_KEPT:
+        del record.reports[min(record.reports)]
 
 
 def _sync_folder(folder: Path) -> None:

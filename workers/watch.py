@@ -11,8 +11,8 @@ which a command had begun on the card when its servers were looked at.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 
 import structlog
@@ -38,7 +38,10 @@ Report = Callable[[str, Mapping[str, object]], Awaitable[None]]
 
 @dataclass(slots=True)
 class _Seen:
-    """What the last look at a server showed. `looks` numbers the looks begun, `shown` is the one that stands."""
+    """What the last look at a server showed. `looks` numbers the looks begun, `shown` is the one that stands.
+
+    `disturbers` are the verbs that change the server just now.
+    """
 
     backend: Backend
     cards: frozenset[str]
@@ -46,6 +49,7 @@ class _Seen:
     shown: int = 0
     states: Mapping[str, TenantState] = field(default_factory=dict[str, TenantState])
     marks: Mapping[str, int] = field(default_factory=dict[str, int])
+    disturbers: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     silent: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -78,6 +82,16 @@ class Watch:
             while True:
                 await self._tell()
                 await asyncio.sleep(LOOK_S)
+
+    @contextmanager
+    def undisturbed(self, server: str) -> Generator[None]:
+        """Within it hints of the server lead to no look; whoever asks for this looks afterwards."""
+        seen = self._servers[server]
+        seen.disturbers += 1
+        try:
+            yield
+        finally:
+            seen.disturbers -= 1
 
     async def look(self, server: str) -> None:
         """Look at one server and tell what is new of it before returning."""
@@ -137,7 +151,8 @@ class Watch:
         async def hear() -> None:
             try:
                 async for _ in seen.backend.changes():
-                    seen.changed.set()
+                    if not seen.disturbers:
+                        seen.changed.set()
             except BackendError as error:
                 log.info("the server tells no changes", server=server, error=str(error))
 

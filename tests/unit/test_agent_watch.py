@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from swapper.core.types import Report
 from swapper.errors import BackendError
 from tests.unit.agent_doubles import MemoryLink, Place, RecordingBackend, ScriptedProbe, command
 from workers import observe, watch
@@ -85,6 +86,31 @@ async def test_what_a_load_changed_is_reported_before_its_answer(link: MemoryLin
     shown = [report for report in link.reports[:answered] if report.verb == "observed"][-1]
     assert shown.data["tenants"] == {"llama/med": "loaded", "other/x": "unloaded"}
     assert shown.data["marks"] == {"gpu0": 9, "gpu1": 0}
+
+
+async def test_the_steps_of_our_own_verb_are_no_news_and_its_end_is(
+    link: MemoryLink, backend: RecordingBackend, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "LOOK_S", 60.0)
+    load = backend.hold("load llama/med")
+    async with running() as agent:
+        await link.volunteered("observed")
+        await link.send(command("load", 9, 1))
+        await load.begun.wait()
+        backend.states["llama/med"] = TenantState.LOADING
+        backend.change.set()
+        await agent.watch.look("other")
+        load.end.set()
+        await link.answer(9, 1)
+        backend.states["llama/med"] = TenantState.FAILED
+        backend.change.set()
+        await link.until(lambda reports: seen(reports)[-1:] == ["failed"])
+    assert seen(link.reports) == ["unloaded", "loaded", "failed"]
+
+
+def seen(reports: list[Report]) -> list[str]:
+    tenants = [report.data["tenants"] for report in reports if report.verb == "observed"]
+    return [states["llama/med"] for states in tenants if isinstance(states, dict)]
 
 
 async def test_a_hung_server_is_unreachable_and_holds_nobody_up(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,95 @@ def test_a_command_begun_but_not_finished_is_to_be_executed_again(path: Path) ->
     marks.begin(command("load", 9, 1))
     marks = reopened(marks, path)
     assert marks.begin(command("load", 9, 1)) == Repeat(None)
+    marks.close()
+
+
+def saves(*ns: int, token: int = 9) -> list[Command]:
+    return [command("save", token, n) for n in ns]
+
+
+def test_those_begun_side_by_side_are_each_to_be_executed_again_until_answered(path: Path) -> None:
+    marks = Marks.open(path)
+    assert marks.begin_all(saves(1, 2, 3)) == [Fresh()] * 3
+    marks.finish(answer(saves(2)[0]))
+    for _ in range(2):  # from the log, then from the compacted log
+        marks = reopened(marks, path)
+        assert marks.begin_all(saves(1, 2, 3)) == [Repeat(None), Repeat(answer(saves(2)[0])), Repeat(None)]
+    assert marks.mark("gpu0", "llama/med") == (9, 3)
+    marks.close()
+
+
+def test_a_command_that_joins_one_to_be_repeated_does_not_make_that_old(path: Path) -> None:
+    marks = Marks.open(path)
+    marks.begin_all(saves(1, 2))
+    marks.finish(answer(saves(1)[0]))
+    assert marks.begin_all(saves(2, 3)) == [Repeat(None), Fresh()]
+    marks = reopened(marks, path)
+    assert marks.begin_all(saves(2, 3)) == [Repeat(None), Repeat(None)]
+    marks.close()
+
+
+@pytest.mark.parametrize("newer", [command("release", 9, 3), command("load", 10, 1)])
+def test_what_comes_after_them_makes_those_begun_side_by_side_old(path: Path, newer: Command) -> None:
+    marks = Marks.open(path)
+    marks.begin_all(saves(1, 2))
+    marks.finish(answer(saves(1)[0]))
+    marks.begin(newer)
+    for _ in range(2):
+        mark = (newer.token, newer.n)
+        assert [marks.verdict(save) for save in saves(1, 2)] == [Repeat(answer(saves(1)[0])), Old(mark)]
+        assert marks.verdict(newer) == Repeat(None)
+        marks = reopened(marks, path)
+    marks.close()
+
+
+def test_a_torn_mark_of_several_leaves_all_of_them_unbegun(path: Path) -> None:
+    marks = Marks.open(path)
+    before = len(path.read_bytes())
+    marks.begin_all(saves(1, 2))
+    marks.close()
+    path.write_bytes(path.read_bytes()[: before + 60])
+    marks = Marks.open(path)
+    assert [marks.verdict(save) for save in saves(1, 2)] == [Fresh(), Fresh()]
+    marks.close()
+
+
+def test_a_log_from_before_several_could_begin_together_is_read(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(b'{"type":"begun","card":"gpu0","tenant":"llama/med","token":9,"n":2}\n')
+    marks = Marks.open(path)
+    assert [marks.verdict(save) for save in saves(1, 2)] == [Old((9, 2)), Repeat(None)]
+    marks.close()
+
+
+def test_a_line_that_need_not_wait_is_left_to_a_thread_when_the_log_is_to_be_compacted(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks = Marks.open(path)
+    assert marks.advance("1-0", wait=False)
+    monkeypatch.setattr(marks_module, "COMPACT_BYTES", 10)
+    assert not marks.advance("2-0", wait=False)
+    assert marks.outbox == "1-0"
+    assert marks.advance("2-0")
+    assert marks.advance("3-0", wait=False)
+    marks = reopened(marks, path)
+    assert marks.outbox == "3-0"
+    marks.close()
+
+
+def test_an_answer_that_could_not_be_written_is_still_known(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    marks = Marks.open(path)
+    order = saves(1)[0]
+    marks.begin(order)
+
+    def full(_fd: int, _data: bytes) -> int:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        with pytest.raises(OSError, match="no space"):
+            marks.finish(answer(order))
+    assert marks.verdict(order) == Repeat(answer(order))
     marks.close()
 
 
