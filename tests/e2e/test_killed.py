@@ -28,21 +28,16 @@ def server(tmp_path: Path) -> Iterator[Server]:
         router.stop()
 
 
-def _lease(server: Server, label: str, wait: int = 0) -> dict[str, object]:
-    return server.post(f"/api/leases?wait={wait}", {"card": "gpu0", "label": label, "ttl_s": 60})
-
-
 def _items(server: Server) -> list[dict[str, object]]:
     listed = cast("list[dict[str, object]]", server.get("/api/leases?limit=10")["items"])
     return sorted(listed, key=lambda lease: str(lease["id"]))
 
 
 def test_after_kill_9_the_same_leases_stand_in_the_same_order_and_the_next_token_is_higher(server: Server) -> None:
-    prompt = {"model": "alpha", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
-    assert server.post("/v1/chat/completions", prompt)["choices"]
-    held = _lease(server, "held", wait=30)
+    assert server.chat("alpha", "hello")["choices"]
+    held = server.lease("held", wait=30)
     assert held["state"] == "granted"
-    waiting = [_lease(server, label) for label in ("first", "second", "third")]
+    waiting = [server.lease(label) for label in ("first", "second", "third")]
     before = _items(server)
     children = _processes(server.router)
 
@@ -54,7 +49,7 @@ def test_after_kill_9_the_same_leases_stand_in_the_same_order_and_the_next_token
         (x["id"], x["state"], x["token"], x["position"]) for x in before
     ]
     assert _processes(server.router) == children, "llama-server was not touched"
-    server.delete(f"/api/leases/{held['id']}?token={held['token']}")
+    server.release(held)
     granted = server.get(f"/api/leases/{waiting[0]['id']}?wait=30")
     assert granted["state"] == "granted"
     assert cast("int", granted["token"]) > cast("int", held["token"])

@@ -10,11 +10,12 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast
 
 from tests.support.router import RealRouter, free_port
+from workers.control.command import CommandControl
 
 READY_S = 30.0
 
@@ -24,7 +25,17 @@ Json = dict[str, object]
 class Server:
     """`swapper serve` on a port of its own; start, kill and start again keep folder and port."""
 
-    def __init__(self, folder: Path, router: RealRouter, models: Mapping[str, str], *, extra: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        router: RealRouter,
+        models: Mapping[str, str],
+        *,
+        owned: bool = False,
+        slot_dir: Path | None = None,
+        snapshots: str = "{}",
+    ) -> None:
+        """`models`: name -> traits in YAML. `owned`: swapper starts the router itself (control: command)."""
         self.folder = folder
         self.router = router
         self.port = free_port()
@@ -41,13 +52,15 @@ cards: {{gpu0: {{probe: declared, vram: 24GiB}}}}
 tenants:
   llama:
     kind: llama-router
-    control: attach
+    control: {"command" if owned else "attach"}
     card: gpu0
     url: {router.url}
-    slot_dir: {router.slot_dir}
+    slot_dir: {slot_dir or router.slot_dir}
     preset: {router.preset}
+    snapshots: {snapshots}
     models: {{{", ".join(f"{name}: {traits}" for name, traits in models.items())}}}
-{extra}"""
+"""
+            + (f"    command: {json.dumps(router.command)}\n" if owned else "")
         )
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -89,6 +102,38 @@ tenants:
         status = self._process.wait(20)
         self._process = None
         return status
+
+    async def stop_router(self) -> None:
+        """End the router that swapper started (`owned`), as its own control does."""
+        await CommandControl("llama", self.router.command, self.state_dir / "servers" / "llama").stop()
+
+    def chat(self, model: str, *messages: str) -> Json:
+        """One chat answer; the messages alternate between user and assistant."""
+        roles = ("user", "assistant")
+        talk = [{"role": roles[i % 2], "content": text} for i, text in enumerate(messages)]
+        return self.post("/v1/chat/completions", {"model": model, "messages": talk, "max_tokens": 8, "temperature": 0})
+
+    def lease(self, label: str, *, wait: int = 0) -> Json:
+        """Ask for the whole card."""
+        return self.post(f"/api/leases?wait={wait}", {"card": "gpu0", "label": label, "ttl_s": 60})
+
+    def release(self, lease: Json) -> None:
+        """Give a lease back."""
+        self.delete(f"/api/leases/{lease['id']}?token={lease['token']}")
+
+    def swaps(self) -> list[Json]:
+        """The swaps so far, newest first."""
+        return cast("list[Json]", self.get("/api/swaps")["items"])
+
+    def next_swap(self, wanted: Callable[[Json], bool], *, limit_s: float = 30) -> Json:
+        """The next swap, from now on, whose image is as wanted."""
+        with urllib.request.urlopen(self.url + "/api/events", timeout=limit_s) as answer:
+            for raw in answer:
+                if raw.startswith(b"data:"):
+                    image = cast("Json", json.loads(raw[5:]))
+                    if "steps" in image and wanted(image):
+                        return image
+        raise AssertionError("the event stream ended")
 
     def get(self, path: str) -> Json:
         """GET, JSON where it is JSON."""
