@@ -126,6 +126,7 @@ class RecordingBackend:
         self.held: dict[str, Verb] = {}
         self.errors: dict[str, Exception] = {}
         self.change = asyncio.Event()
+        self.heard = asyncio.Event()
         self.started = asyncio.Event()
         self.starts = 0
         self.hung = False
@@ -188,6 +189,7 @@ class RecordingBackend:
             await self.change.wait()
             self.change.clear()
             yield
+            self.heard.set()
 
     async def close(self) -> None:
         self.calls.append("close")

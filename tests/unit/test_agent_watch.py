@@ -99,7 +99,9 @@ async def test_the_steps_of_our_own_verb_are_no_news_and_its_end_is(
         await load.begun.wait()
         backend.states["llama/med"] = TenantState.LOADING
         backend.change.set()
-        await agent.watch.look("other")
+        await backend.heard.wait()
+        for _ in range(2):
+            await agent.watch.look("other")
         load.end.set()
         await link.answer(9, 1)
         backend.states["llama/med"] = TenantState.FAILED
