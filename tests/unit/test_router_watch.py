@@ -15,7 +15,8 @@ from workers.backend import TenantState
 from workers.llama.child import find_child, gone
 from workers.llama.events import RouterEvents
 from workers.llama.http import Model, RouterHttp, Status
-from workers.llama.lifecycle import patiently, state_of
+from workers.llama.known import state_of
+from workers.llama.lifecycle import patiently
 
 
 class FakeRouter:
@@ -63,7 +64,7 @@ async def test_the_event_stream_is_taken_up_again_after_it_broke(router: FakeRou
 
 async def test_waiting_for_an_event_ends_at_its_limit(router: FakeRouter) -> None:
     async with RouterHttp(router.url) as http:
-        assert await RouterEvents(http).after(0, 0.001) == 0
+        assert await RouterEvents(http).turn(0, 0.001) == 0
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """The router's event stream as a pulse: something changed, look again.
 
 Invariant: an event is only ever a reason to read `/models`, never the truth itself (the stream has no initial
-snapshot and may break at any time); every connection made counts as an event, after it stands. One reader task.
+snapshot and may break at any time); every connection made counts as an event, after it stands, and so does every
+break. A turn is an event that may end a wait: any but the steps of a load on its way. One reader task.
 """
 
 from __future__ import annotations
@@ -11,10 +12,20 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import aiohttp
+import msgspec
 
 from workers.llama.http import RouterHttp
 
 _RETRY_S = 0.5
+_POLL_S = 0.02
+_BACKSTOP_S = 1.0  # while the stream stands, only a turn it swallowed could be waited for so long
+
+
+class _Event(msgspec.Struct):
+    class Data(msgspec.Struct):
+        status: str = ""
+
+    data: Data = msgspec.field(default_factory=Data)
 
 
 class RouterEvents:
@@ -25,6 +36,8 @@ class RouterEvents:
         self._task: asyncio.Task[None] | None = None
         self._moved = asyncio.Event()
         self.seq = 0
+        self.turns = 0
+        self.standing = False
 
     def open(self) -> None:
         """Start reading (once)."""
@@ -39,12 +52,16 @@ class RouterEvents:
                 await self._task
             self._task = None
 
-    async def after(self, seq: int, timeout_s: float) -> int:
-        """Wait until an event later than `seq` was seen, at most `timeout_s`; returns the newest number."""
+    async def turn(self, seen: int, limit_s: float = _BACKSTOP_S) -> int:
+        """Wait for a turn later than number `seen`; returns the newest number.
+
+        It is time for a look in any case after `limit_s`, and after 20 ms while the stream does not stand.
+        """
         with contextlib.suppress(asyncio.TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._next(seq)
-        return self.seq
+            async with asyncio.timeout(min(limit_s, _BACKSTOP_S if self.standing else _POLL_S)):
+                while self.turns <= seen:
+                    await self._moved.wait()
+        return self.turns
 
     async def pulses(self) -> AsyncIterator[None]:
         """One item for each change or burst of changes, the first once connected."""
@@ -59,8 +76,9 @@ class RouterEvents:
         while self.seq <= seq:
             await self._moved.wait()
 
-    def _pulse(self) -> None:
+    def _pulse(self, *, turn: bool = True) -> None:
         self.seq += 1
+        self.turns += turn
         self._moved.set()
         self._moved = asyncio.Event()
 
@@ -68,6 +86,7 @@ class RouterEvents:
         while True:
             with contextlib.suppress(aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError):
                 await self._read()  # ValueError: a line beyond aiohttp's limit
+            self.standing = False
             self._pulse()  # the stream broke: what it did not say must be read
             await asyncio.sleep(_RETRY_S)
 
@@ -76,7 +95,15 @@ class RouterEvents:
         url = self._http.url + "/models/sse"
         async with self._http.session.get(url, params={"autoload": "false"}, timeout=timeout) as response:
             response.raise_for_status()
+            self.standing = True
             self._pulse()
             async for line in response.content:
                 if line.startswith(b"data:"):
-                    self._pulse()
+                    self._pulse(turn=not _on_its_way(line[5:]))
+
+
+def _on_its_way(event: bytes) -> bool:
+    try:
+        return msgspec.json.decode(event, type=_Event).data.status == "loading"
+    except msgspec.DecodeError:
+        return False

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from swapper.snapshots.manifest import Fingerprint
+from swapper.snapshots.manifest import Fingerprint, GgufIdentity
 from workers.llama.gguf import GgufIdentities
 from workers.llama.http import Model, RouterHttp
 
@@ -80,6 +80,16 @@ def _pairs(args: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield name, " ".join(values)
 
 
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """What a fingerprint takes from the disk."""
+
+    gguf: GgufIdentity
+    lora: tuple[str, ...]
+    drafter: str
+    mmproj: str
+
+
 class Fingerprints:
     """Fingerprints of the children that run now, each computed once for its port."""
 
@@ -99,24 +109,35 @@ class Fingerprints:
         return self._known[key]
 
     async def _take(self, model: str, args: Args) -> Fingerprint:
-        props, slots = await asyncio.gather(self._http.props(model), self._http.slots(model))
-        path = props.model_path or args.last("--model")
-        gguf = await asyncio.to_thread(self._identities.identity, self._local(path))
+        props = await self._http.props(model)
+        files = await asyncio.to_thread(self._files, props.model_path or args.last("--model"), args)
+        n_ctx, n_slots = props.default_generation_settings.n_ctx, props.total_slots
+        if not n_ctx or not n_slots:  # a build that does not tell them here
+            slots = await self._http.slots(model)
+            n_ctx, n_slots = min((slot.n_ctx for slot in slots), default=0), len(slots)
         template = hashlib.sha256(props.chat_template.encode()).hexdigest() if props.chat_template else ""
         return Fingerprint(
             model=model,
-            gguf=gguf,
+            gguf=files.gguf,
             build=props.build_info,
-            n_ctx_slot=min((slot.n_ctx for slot in slots), default=0),
-            n_parallel=len(slots),
+            n_ctx_slot=n_ctx,
+            n_parallel=n_slots,
             kv_unified=args.kv_unified(),
             cache_types=(args.last("--cache-type-k", default="f16"), args.last("--cache-type-v", default="f16")),
             flash_attn=args.last("--flash-attn", default="auto"),
             rope=args.matching(*_SHAPING),
-            lora=await asyncio.to_thread(self._stamps, args.matching("--lora")),
-            drafter=await asyncio.to_thread(self._drafter, args),
-            mmproj=await asyncio.to_thread(self._stamp, args.last("--mmproj", "--mmproj-url")),
+            lora=files.lora,
+            drafter=files.drafter,
+            mmproj=files.mmproj,
             template=template,
+        )
+
+    def _files(self, path: str, args: Args) -> _Files:
+        return _Files(
+            gguf=self._identities.identity(self._local(path)),
+            lora=self._stamps(args.matching("--lora")),
+            drafter=self._drafter(args),
+            mmproj=self._stamp(args.last("--mmproj", "--mmproj-url")),
         )
 
     def _drafter(self, args: Args) -> str:

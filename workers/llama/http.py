@@ -61,10 +61,16 @@ class Slot(msgspec.Struct, frozen=True):
 class Props(msgspec.Struct, frozen=True):
     """What we use of a running model's GET /props."""
 
+    class Settings(msgspec.Struct, frozen=True):
+        """Tokens of context per slot; 0 where the build does not tell."""
+
+        n_ctx: int = 0
+
     build_info: str = ""
     model_path: str = ""
     chat_template: str = ""
     total_slots: int = 0
+    default_generation_settings: Settings = Settings()
 
 
 class SavedSlot(msgspec.Struct, frozen=True):

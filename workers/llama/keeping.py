@@ -1,14 +1,15 @@
 """The snapshots of one router: what was saved since the last load, which digests are under way, what may go.
 
-Invariant: nothing slow happens on the way of a swap: digests are computed behind a save and read ahead during a
-load, old files are removed after the release. Snapshots that were never restored go only by age or budget.
+Invariant: nothing slow happens on the way of a swap: files are synced and their digests computed a while after a save
+(at once when a load asks for them) and read ahead during a load, old files are removed after the release. Snapshots
+that were never restored go only by age or budget.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -19,6 +20,8 @@ from workers.backend import SnapshotInfo
 from workers.llama.slots import Keep, SlotFolder
 
 _READ_AHEAD = 8
+SETTLE_S = 1.0
+"""From a save to its sync: the store's own syncs, which the swap waits for, would have to wait behind it."""
 _log = structlog.stdlib.get_logger("workers.llama")
 
 
@@ -39,12 +42,15 @@ class Keeper:
         self._now_ms = now_ms
         self._visits: dict[str, _Visit] = {}
         self._settling: dict[str, asyncio.Task[None]] = {}
+        self._hurry: dict[str, asyncio.Event] = {}
         self._checking: dict[str, asyncio.Task[str | None]] = {}
         self._tidying: dict[str, asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
         """Finish what is under way."""
+        for hurry in self._hurry.values():
+            hurry.set()
         await asyncio.gather(*self._background, *self._tidying.values(), return_exceptions=True)
         await asyncio.gather(*self._settling.values(), *self._checking.values(), return_exceptions=True)
 
@@ -60,6 +66,10 @@ class Keeper:
         with self._disk():
             return self.folder.size(name)
 
+    def progress(self, tenant: str) -> tuple[int | None, ...]:
+        """Changes while any save of the tenant is being written: the server writes one after the other."""
+        return tuple(self.size(name) for name in sorted(self._visits.get(tenant, _Visit()).open))
+
     async def drop(self, tenant: str, name: str) -> None:
         """A save came to nothing that is worth keeping."""
         with self._disk():
@@ -67,18 +77,26 @@ class Keeper:
         self._visits[tenant].open.discard(name)
 
     def finish(self, manifest: Manifest) -> None:
-        """A save is complete: write its manifest, then compute the digest in the background."""
+        """A save is complete: write its manifest; sync and digest follow in the background."""
         with self._disk():
             self.folder.seal(manifest)
         visit = self._visits[manifest.tenant]
         visit.open.discard(manifest.snapshot)
         visit.saved.add(manifest.snapshot)
-        task = asyncio.create_task(asyncio.to_thread(self.folder.settle, manifest), name=f"digest {manifest.snapshot}")
-        self._settling[manifest.snapshot] = task
-        task.add_done_callback(lambda ended: self._settled(manifest.snapshot, ended))
+        name, hurry = manifest.snapshot, asyncio.Event()
+        self._hurry[name] = hurry
+        self._settling[name] = task = asyncio.create_task(self._settle(manifest, hurry), name=f"digest {name}")
+        task.add_done_callback(lambda ended: self._settled(name, ended))
+
+    async def _settle(self, manifest: Manifest, hurry: asyncio.Event) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                await hurry.wait()
+        await asyncio.to_thread(self.folder.settle, manifest)
 
     def _settled(self, name: str, task: asyncio.Task[None]) -> None:
-        self._settling.pop(name, None)
+        if self._settling.get(name) is task:
+            del self._settling[name], self._hurry[name]
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.warning("no digest could be written", snapshot=name, error=str(error))
 
@@ -122,7 +140,10 @@ class Keeper:
 
     async def problem(self, manifest: Manifest, now: Fingerprint) -> str | None:
         """Why a snapshot must not be restored: size, fingerprint, digest."""
-        return self.folder.problem(manifest, now) or await self._check(manifest.snapshot)
+        problem = self.folder.problem(manifest, now)
+        if problem is not None or self.folder.verified(manifest.snapshot):
+            return problem
+        return await self._check(manifest.snapshot)
 
     def restored(self, name: str) -> None:
         """Note in the manifest that the conversation is back in a slot, so that its next save may replace this one."""
@@ -149,5 +170,6 @@ class Keeper:
     async def _damage(self, name: str) -> str | None:
         settling = self._settling.get(name)
         if settling is not None:
+            self._hurry[name].set()
             await asyncio.wait({settling})
         return await asyncio.to_thread(self.folder.damage, name)

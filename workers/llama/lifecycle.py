@@ -1,7 +1,8 @@
 """Waiting for a model to come and to go: asked for once, then watched in `/models` and among the processes.
 
 Invariant: an answer of 200 to a load or an unload means nothing; the end is what `/models` shows and, for an
-unload, that the child's process is gone. Between two looks passes an event of the router or at most 20 ms.
+unload, that the child's process is gone. Between two looks passes a turn of the router's events, and at most 20 ms
+while their stream does not stand.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from swapper.errors import BackendDown, BackendError, BackendRefused
 from workers.backend import TenantState
 from workers.llama.child import Child, gone
 from workers.llama.events import RouterEvents
-from workers.llama.fingerprint import Args
 from workers.llama.http import Model, RouterHttp
+from workers.llama.known import Known, port_of, state_of
 
 T = TypeVar("T")
 
-_POLL_S = 0.02
+_GONE_S = 0.25
 _AFTER_KILL_S = 15.0  # the router's own stop-timeout is 10 s by default
 _LOG_READ, _LOG_SHOWN = 400, 12
 
@@ -53,64 +54,53 @@ class Limits:
     admit_s: float = 60.0
 
 
-def state_of(model: Model | None) -> TenantState:
-    """What /models says of a model; one that it does not list is FAILED, since nothing can be done with it."""
-    if model is None:
-        return TenantState.FAILED
-    match model.status.value:
-        case "loaded":
-            return TenantState.LOADED
-        case "loading":
-            return TenantState.LOADING
-        case "sleeping":
-            return TenantState.SLEEPING
-        case _:
-            return TenantState.FAILED if model.status.failed else TenantState.UNLOADED
-
-
-def port_of(model: Model) -> str:
-    """The port of its child; `0` or the last one while it does not run."""
-    return Args.of(model.status.args).last("--port", default="0")
+LONG_AGO = -1
+"""A turn before all others."""
 
 
 class Lifecycle:
     """Loads and unloads on one router."""
 
-    def __init__(self, http: RouterHttp, events: RouterEvents, control: Control | None, limits: Limits) -> None:
+    def __init__(
+        self, http: RouterHttp, events: RouterEvents, known: Known, control: Control | None, limits: Limits
+    ) -> None:
         self._http = http
         self._events = events
+        self._known = known
         self._control = control
         self._limits = limits
 
     async def unload(self, name: str, child: Child | None, limit_s: float) -> None:
         """Unload and wait until the child is gone; it is killed after `limit_s`. Raises BackendError if it stays."""
         self._events.open()
+        turn = self._events.turns
         try:
             await self._http.unload(name)
         except BackendRefused as refused:
             if "not running" not in str(refused):
                 raise
+            turn = LONG_AGO
         except BackendDown:
             if child is None and self._control is None:
                 raise
+            turn = LONG_AGO
         deadline, forced = time.monotonic() + limit_s, False
         while True:
-            seq = self._events.seq
+            turn = await self._events.turn(turn, max(0.0, deadline - time.monotonic()))
             unloaded = await self._unloaded(name)
             # A router that is dead or hangs says nothing: then the child itself decides, where we see one.
-            if unloaded if child is None else (unloaded is not False and await gone(child, timeout_s=_POLL_S)):
+            if unloaded if child is None else (unloaded is not False and await gone(child, timeout_s=_GONE_S)):
                 return
             if time.monotonic() > deadline:
                 if forced:
                     raise BackendError(f"{name} is still there after its unload, and nothing here can end its process")
                 await self._force(child, silent=unloaded is None)
                 deadline, forced = deadline + _AFTER_KILL_S, True
-            await self._events.after(seq, _POLL_S)
 
     async def _unloaded(self, name: str) -> bool | None:
         """Whether /models shows it gone; None when the router does not answer."""
         try:
-            return not state_of((await self._http.models()).get(name)).holds_vram
+            return not state_of(await self._known.look(name)).holds_vram
         except BackendDown:
             return None
 
@@ -120,33 +110,34 @@ class Lifecycle:
         elif silent and self._control is not None:
             await self._control.restart()
 
-    async def load(self, name: str) -> Model:
-        """Load and wait for `loaded`, as long as there is progress. Raises BackendError with the server's reason."""
-        self._events.open()
-        await self._ask_to_load(name)
-        return await self.loaded(name)
+    async def load(self, name: str) -> Model | None:
+        """Load and wait for `loaded`, as long as there is progress; None when it was running or being loaded already.
 
-    async def _ask_to_load(self, name: str) -> None:
+        Raises BackendError with the server's reason.
+        """
+        self._events.open()
         deadline = time.monotonic() + self._limits.admit_s
         while True:
-            seq = self._events.seq
+            turn = self._events.turns
             try:
-                return await self._http.load(name)
+                await self._http.load(name)
+                break
             except BackendRefused as refused:
                 if "already running" in str(refused):
-                    return
+                    return None
                 if "limit reached" not in str(refused) or time.monotonic() > deadline:
                     raise
-            await self._events.after(seq, _POLL_S)
+            await self._events.turn(turn)
+        return await self.loaded(name, turn)
 
-    async def loaded(self, name: str) -> Model:
-        """Wait until a model that is being loaded is there."""
+    async def loaded(self, name: str, turn: int = LONG_AGO) -> Model:
+        """Wait until a model that is being loaded is there; the first look waits for a turn after `turn`."""
         heard, quiet_since = self._events.seq, time.monotonic()
         while True:
-            seq = self._events.seq
-            if seq != heard:
-                heard, quiet_since = seq, time.monotonic()
-            model = (await self._http.models()).get(name)
+            turn = await self._events.turn(turn)
+            if self._events.seq != heard:
+                heard, quiet_since = self._events.seq, time.monotonic()
+            model = await self._known.look(name)
             match state_of(model):
                 case TenantState.LOADED | TenantState.SLEEPING if model is not None:
                     return model
@@ -155,7 +146,6 @@ class Lifecycle:
                         raise BackendDown(f"{name} makes no progress in loading for {self._limits.load_s:.0f} s")
                 case _:
                     raise BackendError(self._why_not(name, model))
-            await self._events.after(seq, _POLL_S)
 
     def _why_not(self, name: str, model: Model | None) -> str:
         if model is None:

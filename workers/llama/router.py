@@ -9,21 +9,34 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from swapper.errors import BackendDown, BackendError, BackendGone, BackendRefused
 from swapper.snapshots.manifest import Fingerprint, Manifest, name_problem
-from workers.backend import Loaded, Quiesced, Restored, SaveArgs, Saved, SaveUnsupported, SlotUse, TenantState
+from workers.backend import (
+    Loaded,
+    Quiesced,
+    Restored,
+    SaveArgs,
+    Saved,
+    SaveUnsupported,
+    SlotUse,
+    SnapshotInfo,
+    TenantState,
+)
 from workers.llama.answer import smallest_answer
 from workers.llama.child import Child, find_child, gone
 from workers.llama.events import RouterEvents
 from workers.llama.fingerprint import Args, Fingerprints
 from workers.llama.gguf import GgufIdentities
 from workers.llama.http import Model, RouterHttp, SavedSlot, Slot
+from workers.llama.joined import Joined
 from workers.llama.keeping import Keeper
-from workers.llama.lifecycle import Control, Lifecycle, Limits, patiently, port_of, state_of
+from workers.llama.known import Known, port_of, state_of
+from workers.llama.lifecycle import Control, Lifecycle, Limits, patiently
 from workers.llama.slots import Keep, SlotFolder
 
 _QUIESCE_S = 0.01
@@ -67,7 +80,9 @@ class LlamaRouter:
         self._tenants = dict(tenants)
         self._control = control
         self._limits = limits or Limits()
-        self._lifecycle = Lifecycle(self._http, self._events, control, self._limits)
+        self._known = Known(self._http, self._events)
+        self._slots = Joined(self._http.slots)
+        self._lifecycle = Lifecycle(self._http, self._events, self._known, control, self._limits)
         self._keeper = Keeper(SlotFolder(slot_dir), keep or Keep(), now_ms) if slot_dir is not None else None
         self._paths = dict(path_map or {})
         self._fingerprints = Fingerprints(self._http, GgufIdentities(state_dir), self._local_path)
@@ -100,6 +115,7 @@ class LlamaRouter:
             return {tenant: self._left_behind(name) for tenant, name in self._tenants.items()}
         except BackendError:
             return dict.fromkeys(self._tenants, TenantState.UNREACHABLE)
+        self._known.compare(models)
         return {tenant: self._state(models.get(name)) for tenant, name in self._tenants.items()}
 
     def _left_behind(self, name: str) -> TenantState:
@@ -111,7 +127,7 @@ class LlamaRouter:
     async def quiesce(self, tenant: str) -> Quiesced:
         """Wait, without limit, until the server's counters show nothing running and nothing deferred."""
         name = self._name(tenant)
-        model = (await self._http.models()).get(name)
+        model = self._known.loaded(name) or await self._known.look(name)
         if model is None or state_of(model) is not TenantState.LOADED:
             return Quiesced()
         run = await self._run(model)
@@ -135,7 +151,7 @@ class LlamaRouter:
         if not 0 <= args.slot < fingerprint.n_parallel:
             raise BackendRefused(f"{name} has {fingerprint.n_parallel} slots, there is no slot {args.slot}")
         keeper.begin(tenant, args.name)
-        answer = await self._save_slot(name, args, keeper)
+        answer = await self._save_slot(tenant, name, args, keeper)
         size = keeper.size(args.name)
         if size is None:
             theirs = Args.of(model.status.args).last("--slot-save-path", default="an unknown folder")
@@ -156,7 +172,7 @@ class LlamaRouter:
         """Unload, and return when /models says so and the child is gone; after `limit_ms` the child is killed."""
         name = self._name(tenant)
         try:
-            model = (await self._http.models()).get(name)
+            model = self._known.loaded(name) or await self._known.look(name)
         except BackendDown:
             await self._router_is_gone(name, limit_ms / 1000)
             model = None
@@ -164,6 +180,7 @@ class LlamaRouter:
             await self._lifecycle.unload(name, (await self._run(model)).child, limit_ms / 1000)
         self._released.add(name)
         self._runs.pop(name, None)
+        self._known.forget(name)
         if self._keeper is not None:
             self._keeper.tidy(tenant)
 
@@ -176,34 +193,41 @@ class LlamaRouter:
     async def load(self, tenant: str) -> Loaded:
         """Load, wait for `loaded`, and take the smallest real answer (not on a model that was already loaded)."""
         name = self._name(tenant)
-        models = await self._http.models()
-        if name not in models:
-            raise BackendRefused(f"the router at {self._http.url} has no model {name!r}; it has: {', '.join(models)}")
         began = time.monotonic()
         if self._keeper is not None:
             self._keeper.read_ahead(tenant)
-        model = models[name]
-        match state_of(model):
-            case TenantState.LOADED:
-                fingerprint = await self._fingerprint(model)
-            case TenantState.SLEEPING:  # the smallest answer wakes it, with empty slots
-                await smallest_answer(self._http, model, self._limits.answer_s)
-                model = await self._lifecycle.loaded(name)
-                fingerprint = await self._first_answer(model)
-            case TenantState.LOADING:
-                fingerprint = await self._first_answer(await self._lifecycle.loaded(name))
-            case _:
-                fingerprint = await self._first_answer(await self._lifecycle.load(name))
+        model, fresh = await self._brought(name)
+        if fresh:
+            answered = smallest_answer(self._http, model, self._limits.answer_s)
+            (fingerprint, snapshots), _ = await asyncio.gather(self._judged(tenant, model), answered)
+            (await self._run(model)).ours = True
+        else:
+            fingerprint, snapshots = await self._judged(tenant, model)
         self._released.discard(name)
         backend_ms = (time.monotonic() - began) * 1000
-        snapshots = await self._keeper.listing(tenant, fingerprint) if self._keeper is not None else ()
         return Loaded(fingerprint.n_parallel, fingerprint.n_ctx_slot, snapshots, backend_ms)
 
-    async def _first_answer(self, model: Model) -> Fingerprint:
-        answered = smallest_answer(self._http, model, self._limits.answer_s)
-        fingerprint, _ = await asyncio.gather(self._fingerprint(model), answered)
-        (await self._run(model)).ours = True
-        return fingerprint
+    async def _brought(self, name: str) -> tuple[Model, bool]:
+        """Have the model loaded; False: it was already, and a call might push a conversation out of it."""
+        try:
+            model = await self._lifecycle.load(name)
+        except BackendRefused as refused:
+            if refused.status == 404 and name not in (names := await self._http.models()):
+                sentence = f"the router at {self._http.url} has no model {name!r}; it has: {', '.join(names)}"
+                raise BackendRefused(sentence) from refused
+            raise
+        if model is not None:
+            return model, True
+        model = await self._known.look(name)
+        if model is not None and state_of(model) is TenantState.LOADED:
+            return model, False
+        if model is not None and state_of(model) is TenantState.SLEEPING:  # the answer wakes it, with empty slots
+            await smallest_answer(self._http, model, self._limits.answer_s)
+        return await self._lifecycle.loaded(name), True
+
+    async def _judged(self, tenant: str, model: Model) -> tuple[Fingerprint, tuple[SnapshotInfo, ...]]:
+        fingerprint = await self._fingerprint(model)
+        return fingerprint, await self._keeper.listing(tenant, fingerprint) if self._keeper is not None else ()
 
     async def restore(self, tenant: str, snapshot: str, slot: int) -> Restored:
         """Put a snapshot into an empty slot, once size, fingerprint and digest are right."""
@@ -215,15 +239,17 @@ class LlamaRouter:
         manifest = keeper.folder.manifest(snapshot) if name_problem(snapshot) is None else None
         if manifest is None or manifest.tenant != tenant:
             raise BackendRefused(f"{snapshot} is no snapshot of {tenant}")
-        slots, problem = await asyncio.gather(self._http.slots(name), keeper.problem(manifest, fingerprint))
+        slots, problem = await asyncio.gather(self._slots(name), keeper.problem(manifest, fingerprint))
         problem = problem or _unfit(slots, slot)
         if problem is not None:
             raise BackendRefused(f"{snapshot} was not restored: {problem}")
-        what = f"restore of {snapshot}"
-        answer = await patiently(self._http.restore(name, slot, snapshot), what, self._limits.restore_s)
+        run = await self._run(model)
+        call = self._http.restore(name, slot, snapshot)
+        with self._forgetting(name):
+            answer = await patiently(call, f"restore of {snapshot}", self._limits.restore_s, lambda: len(run.restored))
         if answer.n_restored != manifest.tokens:
             raise BackendError(f"llama-server restored {answer.n_restored} of {manifest.tokens} tokens of {snapshot}")
-        (await self._run(model)).restored.add(slot)
+        run.restored.add(slot)
         keeper.restored(snapshot)
         return Restored(slot, answer.n_restored, answer.timings.restore_ms)
 
@@ -251,7 +277,7 @@ class LlamaRouter:
         return TenantState.UNLOADED if ours else state
 
     async def _loaded(self, name: str) -> Model:
-        model = (await self._http.models()).get(name)
+        model = self._known.loaded(name) or await self._known.look(name)
         if model is None or state_of(model) is not TenantState.LOADED:
             raise BackendRefused(f"{name} is {model.status.value if model else 'unknown to the router'}, not loaded")
         return model
@@ -267,11 +293,21 @@ class LlamaRouter:
     async def _fingerprint(self, model: Model) -> Fingerprint:
         return await self._fingerprints.of(model, (await self._run(model)).environ)
 
-    async def _save_slot(self, name: str, args: SaveArgs, keeper: Keeper) -> SavedSlot:
+    @contextmanager
+    def _forgetting(self, name: str) -> Generator[None]:
+        """What fails may have killed the child."""
+        try:
+            yield
+        except BackendError:
+            self._known.forget(name)
+            raise
+
+    async def _save_slot(self, tenant: str, name: str, args: SaveArgs, keeper: Keeper) -> SavedSlot:
         what = f"save of slot {args.slot} of {name}"
         call = self._http.save(name, args.slot, args.name)
         try:
-            return await patiently(call, what, self._limits.save_s, lambda: keeper.size(args.name))
+            with self._forgetting(name):
+                return await patiently(call, what, self._limits.save_s, lambda: keeper.progress(tenant))
         except BackendRefused as refused:
             if refused.status == 501:
                 raise SaveUnsupported(str(refused)) from refused

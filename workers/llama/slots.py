@@ -108,6 +108,13 @@ class SlotFolder:
             return "the machine went down before its digest was written, so the file is not to be trusted"
         return refusal(manifest, now)
 
+    def verified(self, name: str) -> bool:
+        """True when the file's digest was right and the file is untouched since."""
+        try:
+            return name in self._verified and self._verified[name] == _stamp(self.path / name)
+        except OSError:
+            return False
+
     def damage(self, name: str) -> str | None:
         """Why a file is not what was saved, by its digest (remembered as long as the file is untouched)."""
         path, manifest = self.path / name, self.manifest(name)
