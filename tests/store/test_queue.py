@@ -11,12 +11,12 @@ DAY = 86_400_000
 
 
 async def test_the_queue_is_ordered_by_class_and_then_by_arrival(store: RedisStore) -> None:
-    for lease_id, klass in [("b1", "batch"), ("n1", "normal"), ("m1", "maintenance"), ("i1", "interactive")]:
+    for lease_id, klass in [("b", "batch"), ("n9", "normal"), ("m", "maintenance"), ("i9", "interactive")]:
         await ask(store, lease_id, request(klass=WorkClass(klass)))
     await ask(store, "n2")
     await ask(store, "i2", request(klass=WorkClass.INTERACTIVE))
 
-    order = ["i1", "i2", "n1", "n2", "b1", "m1"]
+    order = ["i9", "i2", "n9", "n2", "b", "m"]
     assert list((await store.read(now_ms=NOW)).leases) == order
     assert [await store.position(lease_id) for lease_id in order] == [1, 2, 3, 4, 5, 6]
 

@@ -37,6 +37,8 @@ async def test_tokens_that_no_double_can_hold_stay_exact(store: RedisStore) -> N
     await store.raise_token(2**60 + 1)
     token = await store.draw_token(now_ms=NOW)
     assert token == 2**60 + 2
+    await store.raise_token(token + 1)
+    assert await store.draw_token(now_ms=NOW) == token + 2
     await ask(store, "a")
     change = LeaseChange("a", QUEUED, LeaseState.GRANTED, token=token)
     assert await store.commit(Commit(leases=(change,)), now_ms=NOW) == Committed()

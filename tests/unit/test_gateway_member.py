@@ -41,12 +41,14 @@ async def test_a_call_before_a_close_is_counted_and_one_after_it_waits() -> None
         await gateway.waiting()
 
         await gateway.link.send(command("drain", 10, 2, epoch=2))
+        report = await told(gateway, command("close", 10, 3, epoch=2))
+        assert (report.verb, report.n) == ("close", 3), "the drain is not answered while a call is in flight"
         stream.put(None)
         await running
         report = await gateway.link.reports.get()
         assert (report.verb, report.outcome, report.n) == ("drain", "ok", 2)
 
-        report = await told(gateway, command("open", 10, 3, epoch=3, swap="sw_1", unproved=[]))
+        report = await told(gateway, command("open", 10, 4, epoch=3, swap="sw_1", unproved=[]))
         assert report.outcome == "ok"
         assert (await late).headers["X-Swapper-Swap"] == "sw_1"
 

@@ -21,10 +21,9 @@ def test_an_idle_card_with_its_resident_has_nothing_to_do() -> None:
 
 def test_the_higher_class_goes_first_then_arrival() -> None:
     play = serving()
-    play.enqueue("batch", WorkClass.BATCH)
-    play.enqueue("second")
-    play.enqueue("third")
-    play.enqueue("first", WorkClass.INTERACTIVE)
+    for lease, klass in [("batch", "batch"), ("second", "normal"), ("third", "normal"), ("first", "interactive")]:
+        play.enqueue(lease, WorkClass(klass))
+        play.pass_time(1)
     order: list[str] = []
     while play.decide():
         play.run()
@@ -80,6 +79,27 @@ def test_calls_that_wait_through_a_lease_bring_back_everyone_the_lease_displaced
     play.decide()
     assert play.swap.to == (MED, "llama/small")
     assert play.swap.lease == "a"
+
+
+def test_who_could_not_be_loaded_after_a_lease_is_still_owed_and_comes_later() -> None:
+    play = Play(spec(tenant("med"), tenant("small", need_mib=4 * GIB)), MED, "llama/small")
+    play.enqueue("a")
+    play.decide()
+    play.run()
+    play.end("a")
+    play.decide()
+    play.run(until="load")
+    for _ in range(2):
+        loads = [c for c in play.swap.pending if c.tenant == "llama/small"]
+        play.answer(loads[0], ok=False, detail="out of memory")
+    play.run()
+    assert play.card.residents == (MED,)
+    assert play.card.return_to == (MED, "llama/small")
+    play.pass_time(30_000)
+    play.decide()
+    play.run()
+    assert play.card.residents == (MED, "llama/small")
+    assert play.card.return_to is None
 
 
 def test_a_call_that_waited_longer_than_the_next_lease_is_served_before_it() -> None:
