@@ -6,15 +6,17 @@ the CPU (`device = none`, no GPU layers), so that a newcomer's real card is neve
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
 import socket
 import tempfile
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from swapper.app import Running, control_of, running
 from swapper.config import Config, loads
@@ -29,6 +31,8 @@ PORTABLE_LAYERS = 4
 """Half of med's, where llama-server reads at half its speed: so that the demo takes less than a minute there too."""
 PORTABLE_SETTINGS = {"flash-attn": "off", "threads": "1", "threads-batch": "2"}
 """What is fastest there for a few tokens behind a long context, also when other programs want the processor."""
+
+_T = TypeVar("_T")
 
 _CONFIG = """\
 listen: 127.0.0.1:0
@@ -58,9 +62,16 @@ class Stage:
     router: str
     config: Config
 
-    def swapper(self) -> AbstractAsyncContextManager[Running]:
-        """The real product on this stage; when it ends, llama-server and its model stay as they are."""
-        return running(self.config)
+    @asynccontextmanager
+    async def swapper(self) -> AsyncGenerator[Running]:
+        """The real product on this stage; when it ends, llama-server and its model stay as they are.
+
+        A Ctrl-C while it starts or stops takes effect afterwards: half a start would leave processes behind.
+        """
+        async with AsyncExitStack() as stack:
+            product = AsyncExitStack()
+            stack.push_async_callback(lambda: _to_the_end(product.aclose()))
+            yield await _to_the_end(product.enter_async_context(running(self.config)))
 
 
 @asynccontextmanager
@@ -77,9 +88,21 @@ async def stage(say: Callable[[str], None]) -> AsyncGenerator[Stage]:
         (folder / "slots").mkdir()
         port = _free_port()
         config = _config(folder, llama, port)
-        stack.push_async_callback(control_of("llama", config.tenants["llama"], config).stop, STOP_MS)
+        control = control_of("llama", config.tenants["llama"], config)
+        stack.push_async_callback(lambda: _to_the_end(control.stop(STOP_MS)))
         say(f"starting the store, llama-server ({llama.version}, router mode) and swapper")
         yield Stage(folder, llama, f"http://127.0.0.1:{port}", config)
+
+
+async def _to_the_end(work: Coroutine[Any, Any, _T]) -> _T:
+    """Await `work` to its end, also when cancelled meanwhile; the cancellation then comes after it."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        task.exception()  # looked at: the cancellation says enough
+        raise
 
 
 def _config(folder: Path, llama: LlamaServer, port: int) -> Config:
