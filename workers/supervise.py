@@ -6,6 +6,7 @@ Invariant: what it catches is logged with its traceback and handed back as a val
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -59,6 +60,8 @@ async def until_stored(what: str, work: Callable[[], Awaitable[T]]) -> T:
     async def attempt() -> T:
         return await work()
 
+    with suppress(StoreDown):  # tenacity only where it is needed: it costs more than a short call itself
+        return await work()
     return await retrying(attempt)
 
 

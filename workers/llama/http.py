@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 READ_S = 10.0
 _CONNECT_S = 5.0
+_BURST_S = 0.5
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -117,12 +118,17 @@ class _Error(msgspec.Struct):
 
 
 class RouterHttp:
-    """Client of one router. Connections are not reused: the server closes idle ones without a word."""
+    """Client of one router.
+
+    A POST has a connection of its own, so that it is never sent into one the server just closed. Reads share theirs
+    within a burst; the server (which keeps an idle one, and a thread for it, up to 5 s) ends those of proxied answers.
+    """
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self.url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session: aiohttp.ClientSession | None = None
+        self._reading: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> RouterHttp:
         return self
@@ -134,19 +140,26 @@ class RouterHttp:
 
     @property
     def session(self) -> aiohttp.ClientSession:
-        """The session, made on first use (it needs the running loop)."""
+        """The session without reuse, made on first use (it needs the running loop)."""
         if self._session is None or self._session.closed:
-            self._session = aiohttp.ClientSession(
-                headers=self._headers,
-                connector=aiohttp.TCPConnector(force_close=True, limit=0),
-                timeout=aiohttp.ClientTimeout(total=None, connect=_CONNECT_S),
-            )
+            self._session = self._opened(aiohttp.TCPConnector(force_close=True, limit=0))
         return self._session
+
+    @property
+    def _reads(self) -> aiohttp.ClientSession:
+        if self._reading is None or self._reading.closed:
+            self._reading = self._opened(aiohttp.TCPConnector(keepalive_timeout=_BURST_S, limit=0))
+        return self._reading
+
+    def _opened(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+        timeout = aiohttp.ClientTimeout(total=None, connect=_CONNECT_S)
+        return aiohttp.ClientSession(headers=self._headers, connector=connector, timeout=timeout)
 
     async def close(self) -> None:
         """Drop the connections."""
-        if self._session is not None:
-            await self._session.close()
+        for session in (self._session, self._reading):
+            if session is not None:
+                await session.close()
 
     async def models(self) -> dict[str, Model]:
         """GET /models: every model the router knows, by its id and by each alias."""
@@ -230,9 +243,8 @@ class RouterHttp:
     ) -> bytes:
         timeout = aiohttp.ClientTimeout(total=limit_s, connect=_CONNECT_S)
         try:
-            async with self.session.request(
-                method, self.url + path, params=params, json=body, timeout=timeout
-            ) as response:
+            session = self._reads if method == "GET" else self.session
+            async with session.request(method, self.url + path, params=params, json=body, timeout=timeout) as response:
                 data = await response.read()
                 if response.status >= 400:
                     raise BackendRefused(_words(path, response.status, data), response.status)
