@@ -14,6 +14,7 @@ from tests.contract.conftest import World
 from tests.contract.talk import Talk, until
 from tests.support.router import RealRouter
 from workers.backend import SaveArgs, Saved, SaveUnsupported, SlotUse, TenantState
+from workers.llama.http import RouterHttp
 from workers.llama.router import LlamaRouter
 
 LONG = "Colourless green ideas sleep furiously in the garden. " * 10
@@ -53,6 +54,38 @@ async def test_two_conversations_survive_a_release_and_a_load_word_for_word(back
         answer = await talk.say("alpha", prompt)
         assert answer["timings"]["cache_n"] >= 0.99 * snapshot.tokens
         assert answer["id_slot"] == snapshot.slot
+
+
+async def test_saves_and_restores_run_side_by_side_and_ask_for_nothing_twice(
+    backend: LlamaRouter, talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fresh_load(backend, "alpha")
+    for slot in range(2):
+        await talk.say("alpha", f"{slot} " + LONG, slot=slot)
+    asked: list[str] = []
+    read = RouterHttp._read  # pyright: ignore[reportPrivateUsage]
+
+    async def counted(http: RouterHttp, path: str, model: str | None = None) -> bytes:
+        asked.append(path)
+        return await read(http, path, model)
+
+    await backend.quiesce("llama/alpha")
+    monkeypatch.setattr(RouterHttp, "_read", counted)
+    saved = await asyncio.gather(*(save(backend, "alpha", slot) for slot in range(2)))
+    assert asked == []
+    await fresh_load(backend, "alpha")
+    asked.clear()
+    back = await asyncio.gather(*(backend.restore("llama/alpha", s.snapshot, s.slot) for s in saved))
+    assert [b.tokens for b in back] == [s.tokens for s in saved]
+    assert asked == ["/slots"]
+
+
+async def test_what_was_unloaded_by_somebody_else_is_not_saved_from_memory(backend: LlamaRouter, talk: Talk) -> None:
+    await fresh_load(backend, "alpha")
+    await backend.quiesce("llama/alpha")
+    await talk.unload("alpha")
+    with pytest.raises(BackendRefused, match="not loaded"):
+        await save(backend, "alpha")
 
 
 async def test_a_fresh_load_leaves_every_slot_empty(backend: LlamaRouter) -> None:

@@ -8,7 +8,7 @@ that were never restored go only by age or budget.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
@@ -49,9 +49,8 @@ class Keeper:
 
     async def close(self) -> None:
         """Finish what is under way."""
-        for hurry in self._hurry.values():
-            hurry.set()
-        await asyncio.gather(*self._background, *self._tidying.values(), return_exceptions=True)
+        self._hurry_all()
+        await asyncio.gather(*self._background, return_exceptions=True)
         await asyncio.gather(*self._settling.values(), *self._checking.values(), return_exceptions=True)
 
     def begin(self, tenant: str, name: str) -> None:
@@ -94,6 +93,10 @@ class Keeper:
                 await hurry.wait()
         await asyncio.to_thread(self.folder.settle, manifest)
 
+    def _hurry_all(self) -> None:
+        for hurry in self._hurry.values():
+            hurry.set()
+
     def _settled(self, name: str, task: asyncio.Task[None]) -> None:
         if self._settling.get(name) is task:
             del self._settling[name], self._hurry[name]
@@ -103,13 +106,21 @@ class Keeper:
     def tidy(self, tenant: str) -> None:
         """The tenant is released: in the background, clear away failed saves, what new saves replaced, what is old."""
         visit = self._visits.pop(tenant, _Visit())
-        self._tidying[tenant] = asyncio.create_task(asyncio.to_thread(self._tidy, tenant, visit), name=f"tidy {tenant}")
+        self._tidying[tenant] = self._in_background(self._tidy_later(tenant, visit), f"tidy {tenant}")
 
-    def _tidy(self, tenant: str, visit: _Visit) -> None:
+    async def _tidy_later(self, tenant: str, visit: _Visit) -> None:
+        """What a new save replaces goes only when that is on the disk."""
+        settling = [self._settling[name] for name in visit.saved if name in self._settling]
+        if settling:
+            await asyncio.wait(settling)
+        kept = all(not task.cancelled() and task.exception() is None for task in settling)
+        await asyncio.to_thread(self._tidy, tenant, visit, replace_old=kept and not visit.open)
+
+    def _tidy(self, tenant: str, visit: _Visit, *, replace_old: bool) -> None:
         try:
             for name in visit.open:  # its writer is gone now
                 self.folder.remove(name)
-            replaced = [] if visit.open else self.folder.supersede(tenant, visit.saved)
+            replaced = self.folder.supersede(tenant, visit.saved) if replace_old else []
             removed = replaced + self.folder.prune(self._keep, self._now_ms())
             if removed:
                 _log.info("snapshots removed", tenant=tenant, snapshots=removed)
@@ -118,9 +129,13 @@ class Keeper:
 
     def read_ahead(self, tenant: str) -> None:
         """Begin to check the digests of the newest snapshots, so that a restore finds them known."""
-        task = asyncio.create_task(self._read_ahead(tenant), name=f"read ahead {tenant}")
+        self._in_background(self._read_ahead(tenant), f"read ahead {tenant}")
+
+    def _in_background(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task
 
     async def _read_ahead(self, tenant: str) -> None:
         for manifest in (await asyncio.to_thread(self.folder.manifests, tenant))[:_READ_AHEAD]:
@@ -129,6 +144,7 @@ class Keeper:
     async def listing(self, tenant: str, now: Fingerprint) -> tuple[SnapshotInfo, ...]:
         """All snapshots of a tenant, newest first, judged by size and fingerprint."""
         if tidying := self._tidying.get(tenant):
+            self._hurry_all()
             await asyncio.wait({tidying})
         return await asyncio.to_thread(self._listing, tenant, now)
 

@@ -1,0 +1,129 @@
+"""Behind a save: its sync and digest come after a while or when asked for, and old snapshots go after that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from swapper.snapshots.manifest import Fingerprint, GgufIdentity, Manifest
+from workers.llama import keeping
+from workers.llama.keeping import Keeper
+from workers.llama.slots import Keep, SlotFolder
+
+MED = "llama/med"
+NOW = Fingerprint("med", GgufIdentity("/m/med.gguf", "abc", 10, 5), "b1", 4096, 2, False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> SlotFolder:
+    return SlotFolder(tmp_path)
+
+
+@pytest.fixture
+async def keeper(folder: SlotFolder, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Keeper]:
+    monkeypatch.setattr(keeping, "SETTLE_S", 3600.0)
+    keeper = Keeper(folder, Keep(), lambda: 1)
+    yield keeper
+    await keeper.close()
+
+
+def save(keeper: Keeper, name: str, *, saved_ms: int = 1) -> Manifest:
+    keeper.begin(MED, name)
+    (keeper.folder.path / name).write_bytes(bytes(100))
+    manifest = Manifest(name, MED, NOW, 0, 50, 100, saved_ms, boot=keeper.folder.boot)
+    keeper.finish(manifest)
+    return manifest
+
+
+def digest(folder: SlotFolder, name: str) -> str | None:
+    manifest = folder.manifest(name)
+    assert manifest is not None
+    return manifest.digest
+
+
+async def test_a_save_is_complete_without_its_digest_and_gets_it_when_a_restore_asks(
+    keeper: Keeper, folder: SlotFolder
+) -> None:
+    manifest = save(keeper, "a.kv")
+    assert digest(folder, "a.kv") is None
+    assert await keeper.problem(manifest, NOW) is None
+    assert digest(folder, "a.kv") is not None
+    assert folder.verified("a.kv")
+
+
+async def test_a_save_gets_its_digest_after_a_while_unasked(
+    keeper: Keeper, folder: SlotFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "SETTLE_S", 0.001)
+    settled = asyncio.Event()
+    loop, settle = asyncio.get_running_loop(), folder.settle
+
+    def told(manifest: Manifest) -> None:
+        settle(manifest)
+        loop.call_soon_threadsafe(settled.set)
+
+    monkeypatch.setattr(folder, "settle", told)
+    save(keeper, "a.kv")
+    await settled.wait()
+    assert digest(folder, "a.kv") is not None
+
+
+async def test_closing_finishes_what_is_under_way(keeper: Keeper, folder: SlotFolder) -> None:
+    save(keeper, "a.kv")
+    await keeper.close()
+    assert digest(folder, "a.kv") is not None
+
+
+async def test_a_file_changed_after_it_was_verified_is_checked_again(keeper: Keeper, folder: SlotFolder) -> None:
+    manifest = save(keeper, "a.kv")
+    await keeper.problem(manifest, NOW)
+    (folder.path / "a.kv").write_bytes(b"x" * 100)
+    assert not folder.verified("a.kv")
+    assert "damaged since the save" in (await keeper.problem(manifest, NOW) or "")
+
+
+async def test_an_old_snapshot_goes_when_its_newer_save_is_on_the_disk_and_before_the_next_listing(
+    keeper: Keeper, folder: SlotFolder
+) -> None:
+    save(keeper, "old.kv")
+    keeper.restored("old.kv")
+    keeper.tidy(MED)
+    await keeper.listing(MED, NOW)
+    save(keeper, "new.kv", saved_ms=2)
+    keeper.tidy(MED)
+    await asyncio.sleep(0)
+    assert folder.size("old.kv") == 100
+    assert [info.snapshot for info in await keeper.listing(MED, NOW)] == ["new.kv"]
+    assert folder.size("old.kv") is None
+    assert digest(folder, "new.kv") is not None
+
+
+async def test_an_old_snapshot_stays_when_its_newer_save_cannot_be_brought_to_the_disk(
+    keeper: Keeper, folder: SlotFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(keeper, "old.kv")
+    keeper.restored("old.kv")
+    keeper.tidy(MED)
+    await keeper.listing(MED, NOW)
+
+    def broken(_manifest: Manifest) -> None:
+        raise OSError("input/output error")
+
+    monkeypatch.setattr(folder, "settle", broken)
+    save(keeper, "new.kv", saved_ms=2)
+    keeper.tidy(MED)
+    assert [info.snapshot for info in await keeper.listing(MED, NOW)] == ["new.kv", "old.kv"]
+
+
+async def test_a_save_that_waits_for_another_moves_when_that_one_grows(keeper: Keeper, folder: SlotFolder) -> None:
+    for name in ("a.kv", "b.kv"):
+        keeper.begin(MED, name)
+    assert keeper.progress(MED) == (None, None)
+    (folder.path / "a.kv").write_bytes(b"x")
+    assert keeper.progress(MED) == (1, None)
+    for name in ("a.kv", "b.kv"):
+        await keeper.drop(MED, name)
+    assert keeper.progress(MED) == ()
