@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import signal
@@ -65,7 +66,8 @@ async def _demo(*, keep: bool, json_: bool) -> int:
         else:
             show(console, result)
         if keep:
-            await _keep(on, told)
+            with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C is how it is meant to end
+                await _keep(on, told)
     return 0 if outcome.ok else 1
 
 

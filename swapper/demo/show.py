@@ -93,13 +93,13 @@ async def _media_job(swapper: SwapperClient, say: Say) -> tuple[Json, float, str
     wait_ms = (time.perf_counter() - start) * 1000
     say(f"{lease['explain']}; the job works")
     try:
-        job = await _work()
+        job = await work()
     finally:
         await swapper.release(lease["id"], token=lease["token"])
     return await swapper.lease(lease["id"]), wait_ms, job
 
 
-async def _work() -> str:
+async def work() -> str:
     """Really work for about two seconds: an ffmpeg encode to nowhere, or a busy child where there is none that works.
 
     The picture comes at its own pace (`-re`), so that it takes as long on any machine.

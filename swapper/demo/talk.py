@@ -52,7 +52,7 @@ class Talk:
         """The same turn without its becoming part, so that it can be put again. Raises SwapperError as `say` does."""
         chain = [*self.chain, {"role": "user", "content": text}]
         body = {"model": self.model, "messages": chain, "stream": True, "max_tokens": ANSWER_TOKENS, "temperature": 0}
-        reading = _Reading()
+        reading = Reading()
         try:
             async with session.post(f"{url}/v1/chat/completions", json=body) as response:
                 if response.status != 200:
@@ -64,8 +64,8 @@ class Talk:
         return reading.turn()
 
 
-class _Reading:
-    """What has arrived of one streamed answer."""
+class Reading:
+    """What has arrived of one streamed answer; its clock runs from the start."""
 
     def __init__(self) -> None:
         self._begun = time.perf_counter()
