@@ -1,4 +1,4 @@
-"""What README.md shows a newcomer is true: its configuration is accepted and its commands and options exist."""
+"""What the READMEs show is true: the configuration is accepted, commands and options exist, and so do tests named."""
 
 from __future__ import annotations
 
@@ -61,3 +61,11 @@ def test_the_commands_it_shows_can_be_read_as_they_stand(line: str) -> None:
         command = command.commands[arguments.pop(0)]
     if arguments and "CMD..." not in arguments:
         command.make_context(name, arguments)
+
+
+def test_every_test_the_table_of_promises_names_exists() -> None:
+    folder = ROOT / "tests"
+    named = re.findall(r"`([a-z0-9_/]+\.py)::(test_\w+)`", (folder / "README.md").read_text())
+    assert named
+    absent = [(file, test) for file, test in named if f"def {test}(" not in (folder / file).read_text()]
+    assert not absent
