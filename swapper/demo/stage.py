@@ -20,15 +20,15 @@ from typing import Any, TypeVar
 
 from swapper.app import Running, control_of, running
 from swapper.config import Config, loads
-from swapper.demo.models import make_models, write_preset
+from swapper.demo.models import SHAPES, make_models, write_preset
 from swapper.demo.server import LlamaServer, find_llama_server
 
 MODEL = "med"
 CARD = "gpu0"
 CONTEXT = 16_384
 STOP_MS = 5_000
-PORTABLE_LAYERS = 4
-"""Half of med's, where llama-server reads at half its speed: so that the demo takes less than a minute there too."""
+PORTABLE_LAYERS = 3
+"""Of med's eight, where llama-server reads at less than half its speed: the demo takes under a minute there too."""
 PORTABLE_SETTINGS = {"flash-attn": "off", "threads": "1", "threads-batch": "2"}
 """What is fastest there for a few tokens behind a long context, also when other programs want the processor."""
 
@@ -81,8 +81,9 @@ async def stage(say: Callable[[str], None]) -> AsyncGenerator[Stage]:
     folder = Path(tempfile.mkdtemp(prefix="swapper-demo-"))
     async with AsyncExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        say("making a tiny model (random weights: it answers gibberish, but it computes for real)")
-        models = make_models(folder, [MODEL], layers=PORTABLE_LAYERS if llama.portable else None)
+        layers = PORTABLE_LAYERS if llama.portable else SHAPES[MODEL].layers
+        say(f"making a tiny model of {layers} layers (random weights: it answers gibberish, but it computes for real)")
+        models = make_models(folder, [MODEL], layers=layers)
         settings = PORTABLE_SETTINGS if llama.portable else {}
         write_preset(folder / "presets.ini", models, parallel=2, ctx=CONTEXT, defaults=settings)
         (folder / "slots").mkdir()
