@@ -49,9 +49,8 @@ def find_child(model: str, port: str) -> Child | None:
     """The process with `--alias MODEL` and `--port PORT` in its arguments, if it is visible here. Blocking."""
     if not port or port == "0":
         return None
-    for entry in _PROC.iterdir():
-        if not entry.name.isdigit():
-            continue
+    pids = (entry for entry in _PROC.iterdir() if entry.name.isdigit())
+    for entry in sorted(pids, key=lambda entry: int(entry.name), reverse=True):  # it is mostly a young one
         try:
             words = (entry / "cmdline").read_bytes().split(b"\0")
         except OSError:

@@ -139,7 +139,8 @@ class Keeper:
 
     async def _read_ahead(self, tenant: str) -> None:
         for manifest in (await asyncio.to_thread(self.folder.manifests, tenant))[:_READ_AHEAD]:
-            await self._check(manifest.snapshot)
+            if manifest.snapshot in self._settling or not self.folder.verified(manifest.snapshot):
+                await self._check(manifest.snapshot)
 
     async def listing(self, tenant: str, now: Fingerprint) -> tuple[SnapshotInfo, ...]:
         """All snapshots of a tenant, newest first, judged by size and fingerprint."""

@@ -24,7 +24,6 @@ from workers.backend import (
     Saved,
     SaveUnsupported,
     SlotUse,
-    SnapshotInfo,
     TenantState,
 )
 from workers.llama.answer import smallest_answer
@@ -197,12 +196,11 @@ class LlamaRouter:
         if self._keeper is not None:
             self._keeper.read_ahead(tenant)
         model, fresh = await self._brought(name)
-        if fresh:
-            answered = smallest_answer(self._http, model, self._limits.answer_s)
-            (fingerprint, snapshots), _ = await asyncio.gather(self._judged(tenant, model), answered)
+        fingerprint = await self._fingerprint(model)
+        snapshots = await self._keeper.listing(tenant, fingerprint) if self._keeper is not None else ()
+        if fresh:  # not beside the above: on a CPU the model's threads spin, and every other one then delays them
+            await smallest_answer(self._http, model, self._limits.answer_s)
             (await self._run(model)).ours = True
-        else:
-            fingerprint, snapshots = await self._judged(tenant, model)
         self._released.discard(name)
         backend_ms = (time.monotonic() - began) * 1000
         return Loaded(fingerprint.n_parallel, fingerprint.n_ctx_slot, snapshots, backend_ms)
@@ -224,10 +222,6 @@ class LlamaRouter:
         if model is not None and state_of(model) is TenantState.SLEEPING:  # the answer wakes it, with empty slots
             await smallest_answer(self._http, model, self._limits.answer_s)
         return await self._lifecycle.loaded(name), True
-
-    async def _judged(self, tenant: str, model: Model) -> tuple[Fingerprint, tuple[SnapshotInfo, ...]]:
-        fingerprint = await self._fingerprint(model)
-        return fingerprint, await self._keeper.listing(tenant, fingerprint) if self._keeper is not None else ()
 
     async def restore(self, tenant: str, snapshot: str, slot: int) -> Restored:
         """Put a snapshot into an empty slot, once size, fingerprint and digest are right."""
