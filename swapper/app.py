@@ -25,9 +25,9 @@ from swapper.api import ApiContext
 from swapper.api.ids import new_id
 from swapper.config import Config
 from swapper.config.advice import model_options
-from swapper.config.schema import TenantEntry
+from swapper.config.schema import CardEntry, TenantEntry
 from swapper.coordinator import Coordinator
-from swapper.core.types import Spec
+from swapper.core.spec import Spec
 from swapper.errors import ConfigError
 from swapper.gateway import http as gateway
 from swapper.gateway.admission import Admission
@@ -243,8 +243,14 @@ async def _background(stack: AsyncExitStack, work: Coroutine[None, None, None], 
 
 
 def _api(config: Config, store: RedisStore, spec: Spec, live: _Live) -> ApiContext:
-    env: dict[str, Mapping[str, str | None]] = {}
+    env = {name: _device_variables(card) for name, card in config.cards.items()}
     return ApiContext(store=store, spec=spec, keys=config.keys, live=live, env=env, names=config.models())
+
+
+def _device_variables(card: CardEntry) -> Mapping[str, str | None]:
+    """What a holder's process needs to see this card only: its `index`, where the configuration names one."""
+    devices = ",".join(card.index) if card.index else None
+    return {"CUDA_VISIBLE_DEVICES": devices, "HIP_VISIBLE_DEVICES": devices}
 
 
 async def _serve(config: Config, context: ApiContext, front: GatewayContext, stack: AsyncExitStack) -> str:

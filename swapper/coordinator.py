@@ -19,7 +19,8 @@ import structlog
 from swapper.core import machine, policy
 from swapper.core.apply import apply
 from swapper.core.commit import Commit, Committed
-from swapper.core.types import Card, Report, Spec, Swap, World
+from swapper.core.spec import Spec
+from swapper.core.types import Card, Report, Swap, World
 from swapper.errors import StoreDown
 from swapper.store.protocol import Inputs, Store
 

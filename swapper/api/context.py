@@ -13,7 +13,7 @@ from typing import Protocol
 from swapper.api.tail import Tail
 from swapper.config import ApiKey
 from swapper.core import plan
-from swapper.core.types import CardSpec, Spec
+from swapper.core.spec import CardSpec, Spec
 from swapper.store.protocol import Store
 
 

@@ -16,7 +16,8 @@ from swapper.api.leases import view_lease
 from swapper.api.problem import Problem
 from swapper.api.views import Json, card_json, conversation_json, iso, swap_json
 from swapper.core.explain import explain_demand
-from swapper.core.types import Card, Conversation, Demand, Swap, TenantSpec, World
+from swapper.core.spec import TenantSpec
+from swapper.core.types import Card, Conversation, Demand, Swap, World
 
 _RECENT_SWAPS = 50
 

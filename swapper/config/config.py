@@ -18,7 +18,8 @@ from swapper.config.schema import (
     PolicyEntry,
     TenantEntry,
 )
-from swapper.core.types import CardSpec, PolicySpec, Spec, TenantSpec, WorkClass
+from swapper.core.spec import CardSpec, PolicySpec, Spec, TenantSpec
+from swapper.core.types import WorkClass
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,18 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from swapper.core.commit import Alert, Commit, LeaseChange
-from swapper.core.types import (
-    Card,
-    Command,
-    Conversation,
-    Gate,
-    Spec,
-    Step,
-    StepOutcome,
-    StepRecord,
-    Swap,
-    World,
-)
+from swapper.core.spec import Spec
+from swapper.core.types import Card, Command, Conversation, Gate, Step, StepOutcome, StepRecord, Swap, World
 
 
 @dataclass(slots=True)

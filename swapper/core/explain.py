@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from swapper.core import plan, policy
-from swapper.core.types import Card, Lease, LeaseState, Spec, Step, Swap, World
+from swapper.core.spec import Spec
+from swapper.core.types import Card, Lease, LeaseState, Step, Swap, World
 
 _DOING = {
     Step.CLOSE: "the gate is being closed",

@@ -15,21 +15,9 @@ from swapper.core.answers import compensate, give_up, settle, take
 from swapper.core.commit import Commit, LeaseChange
 from swapper.core.draft import Draft
 from swapper.core.policy import Choice
+from swapper.core.spec import Spec
 from swapper.core.steps import enter
-from swapper.core.types import (
-    ACTIVE,
-    Card,
-    Departed,
-    Hold,
-    Lease,
-    LeaseState,
-    ProofResult,
-    Report,
-    Spec,
-    Step,
-    Swap,
-    World,
-)
+from swapper.core.types import ACTIVE, Card, Departed, Hold, Lease, LeaseState, ProofResult, Report, Step, Swap, World
 
 CUT_LIMIT_MS = 30_000
 BEFORE_RELEASE = frozenset({Step.CLOSE, Step.DRAIN, Step.SAVE})

@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from swapper.core.types import Card, Spec, Step, Swap
+from swapper.core.spec import Spec
+from swapper.core.types import Card, Step, Swap
 
 OUT = (Step.CLOSE, Step.DRAIN, Step.SAVE, Step.RELEASE, Step.VACATE)
 BACK = (Step.LOAD, Step.RESTORE, Step.OPEN)

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from swapper.core import plan
-from swapper.core.types import Card, Demand, Lease, LeaseState, Spec, World
+from swapper.core.spec import Spec
+from swapper.core.types import Card, Demand, Lease, LeaseState, World
 
 
 @dataclass(frozen=True, slots=True)

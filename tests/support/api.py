@@ -18,7 +18,8 @@ from fakeredis import FakeAsyncRedis, FakeServer
 from swapper.api import ApiContext, middlewares, routes
 from swapper.config import ApiKey
 from swapper.core.commit import Commit, Committed, LeaseChange
-from swapper.core.types import ACTIVE, Card, CardSpec, LeaseState, PolicySpec, Spec, TenantSpec, WorkClass
+from swapper.core.spec import CardSpec, PolicySpec, Spec, TenantSpec
+from swapper.core.types import ACTIVE, Card, LeaseState, WorkClass
 from swapper.store.redis import Client, RedisStore
 
 GIB = 1024

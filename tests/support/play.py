@@ -9,24 +9,14 @@ from itertools import count
 from swapper.core import machine, policy
 from swapper.core.apply import apply, changed
 from swapper.core.commit import Commit
-from swapper.core.types import (
-    Card,
-    CardSpec,
-    Command,
-    Demand,
-    Lease,
-    LeaseRequest,
-    LeaseState,
-    PolicySpec,
-    Report,
-    Spec,
-    Swap,
-    TenantSpec,
-    WorkClass,
-    World,
-)
+from swapper.core.spec import CardSpec, PolicySpec, Spec, TenantSpec
+from swapper.core.types import Card, Command, Demand, Lease, LeaseRequest, LeaseState, Report, Swap, WorkClass, World
 
 GIB = 1024
+MED = "llama/med"
+SMALL = "llama/small"
+SLOTS = [{"slot": 0, "tokens": 4000}, {"slot": 1, "tokens": 3900}]
+SAVED: dict[str, object] = {"tokens": 4000, "bytes": 64 << 20}
 DRAIN = dict.fromkeys(WorkClass, 600_000)
 
 
@@ -156,3 +146,23 @@ class Play:
         self.log.update({swap.id: swap for swap in commit.swaps})
         self.world = apply(self.world, commit)
         self.commits.append(commit)
+
+
+def offers(play: Play) -> list[dict[str, object]]:
+    """What the agent would offer for restoring: everything the last swap saved."""
+    return [
+        {"snapshot": c.snapshot, "slot": c.slot, "tokens": c.tokens, "bytes": c.bytes}
+        for swap in play.log.values()
+        for c in swap.conversations
+        if c.saved
+    ]
+
+
+def granted(**traits: bool) -> Play:
+    """A card that med served and whose whole lease `a` is granted now."""
+    play = Play(spec(tenant("med", **traits)), MED)
+    play.enqueue("a")
+    play.decide()
+    play.run(drain={"slots": SLOTS}, save=SAVED)
+    assert play.lease("a").state is LeaseState.GRANTED
+    return play

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from swapper.config import Config, load, loads
-from swapper.core.types import CardSpec, TenantSpec, WorkClass
+from swapper.core.spec import CardSpec, TenantSpec
+from swapper.core.types import WorkClass
 from swapper.errors import ConfigError
 
 GOOD = """\

@@ -1,0 +1,220 @@
+"""The card machine over time: holders that end, limits, gateways, what is seen, partial leases."""
+
+from __future__ import annotations
+
+import pytest
+
+from swapper.core import machine
+from swapper.core.types import LeaseState, ProofResult, Report, Step, StepOutcome
+from tests.support.play import GIB, MED, SMALL, Play, granted, offers, spec, tenant
+
+
+def test_an_expired_holder_leaves_the_card_only_after_the_grace() -> None:
+    play = granted()
+    play.pass_time(30_001)
+    play.decide()
+    assert play.lease("a").state is LeaseState.EXPIRED
+    assert "heartbeat" in (play.lease("a").reason or "")
+    departed = play.swap.pending[0].args["departed"]
+    assert departed == [{"lease": "a", "label": "", "pid": None, "free_ms": play.world.now_ms + 30_000}]
+
+
+def test_a_lease_held_beyond_its_max_hold_is_revoked() -> None:
+    play = Play(spec(tenant("med")), MED)
+    play.enqueue("a", max_hold_ms=10_000, ttl_ms=60_000)
+    play.decide()
+    play.run()
+    play.pass_time(10_001)
+    play.decide()
+    assert play.lease("a").state is LeaseState.REVOKED
+
+
+def test_a_queued_lease_past_its_deadline_expires() -> None:
+    play = granted()
+    play.enqueue("b", deadline_ms=play.world.now_ms + 5)
+    play.pass_time(6)
+    play.decide()
+    assert play.lease("b").state is LeaseState.EXPIRED
+
+
+def test_calls_still_running_at_the_drain_limit_are_ended_and_recorded_as_forced() -> None:
+    play = Play(spec(tenant("med")), MED)
+    play.enqueue("a")
+    play.decide()
+    play.run(until="drain")
+    assert not play.decide()
+    play.pass_time(600_000)
+    play.decide()
+    play.answer(play.pending("cut"), ended=1, requeued=0)
+    play.run()
+    drain = next(r for r in play.log["sw_100"].steps if r.step is Step.DRAIN)
+    assert drain.outcome is StepOutcome.FORCED
+    assert play.lease("a").state is LeaseState.GRANTED
+
+
+def test_calls_that_are_not_ours_are_never_cut_the_swap_turns_back() -> None:
+    play = Play(spec(tenant("med")), MED)
+    play.enqueue("a")
+    play.decide()
+    play.run(until="drain")
+    play.pass_time(600_000)
+    play.decide()
+    play.answer(play.pending("cut"), ended=1, requeued=0)
+    play.pass_time(30_000)
+    play.decide()
+    play.run()
+    assert play.lease("a").state is LeaseState.FAILED
+    assert "did not come through swapper" in (play.lease("a").reason or "")
+    assert play.card.residents == (MED,)
+
+
+def test_with_reopen_the_drain_limit_turns_the_swap_back() -> None:
+    play = Play(spec(tenant("med"), on_drain_limit="reopen"), MED)
+    play.enqueue("a")
+    play.decide()
+    play.run(until="drain")
+    play.pass_time(600_000)
+    play.decide()
+    play.run()
+    assert play.lease("a").state is LeaseState.FAILED
+    assert play.card.residents == (MED,)
+
+
+def test_a_gateway_process_that_died_is_not_waited_for() -> None:
+    play = Play(spec(tenant("med")), MED, gateways=("g1", "g2"))
+    play.enqueue("a")
+    play.decide()
+    play.answer(play.pending("close", "gateway:g1"), in_flight=0)
+    assert play.swap.stage is Step.CLOSE
+    play.gateways("g1")
+    play.decide()
+    assert play.swap.stage is Step.DRAIN
+
+
+@pytest.mark.parametrize("stage", ["close", "drain"])
+def test_a_gateway_that_joins_while_the_gates_close_is_told_before_anything_is_saved(stage: str) -> None:
+    play = Play(spec(tenant("med")), MED)
+    play.enqueue("a")
+    play.decide()
+    play.run(until=stage)
+    play.gateways("g1", "g2")
+    while not any(c.executor == "gateway:g2" for c in play.swap.pending):
+        play.answer(play.swap.pending[0])
+    assert play.swap.stage == stage
+    assert play.pending("close", "gateway:g2").args["epoch"] == play.world.gates[MED].epoch
+    play.run()
+    assert play.lease("a").state is LeaseState.GRANTED
+
+
+def test_after_a_rolled_back_store_the_pending_commands_go_out_under_a_higher_token() -> None:
+    play = Play(spec(tenant("med")), MED)
+    play.enqueue("a")
+    play.decide()
+    before = play.swap.pending
+    commit = machine.retoken(play.world, play.spec, play.card, 500)
+    assert commit is not None
+    play.apply(commit)
+    assert [c.verb for c in play.swap.pending] == [c.verb for c in before]
+    assert {c.token for c in play.swap.pending} == {500}
+    play.run()
+    assert play.lease("a").token == 500
+
+
+def test_after_a_restart_what_is_pending_is_sent_again_unchanged() -> None:
+    play = Play(spec(tenant("med")), MED)
+    play.enqueue("a")
+    play.decide()
+    commit = machine.resume(play.world, play.spec, play.card)
+    assert commit is not None
+    assert commit.commands == play.swap.pending
+
+
+def test_a_resident_that_vanished_is_brought_back() -> None:
+    play = Play(spec(tenant("med")), MED)
+    assert play.observe({MED: "failed"})
+    assert play.card.residents == ()
+    assert not play.world.gates[MED].open
+    play.decide()
+    play.run()
+    assert play.card.residents == (MED,)
+    assert play.log["sw_100"].cause == "recovery"
+
+
+def test_an_unreachable_server_proves_nothing() -> None:
+    play = Play(spec(tenant("med")), MED)
+    assert not play.observe({MED: "unreachable"})
+
+
+def test_a_model_found_loaded_becomes_a_resident_and_its_gate_opens() -> None:
+    play = Play(spec(tenant("med")))
+    assert play.observe({MED: "loaded"})
+    assert play.card.residents == (MED,)
+    assert play.world.gates[MED].open
+    assert play.commits[-1].commands[0].verb == "open"
+
+
+def test_a_proof_is_said_once() -> None:
+    play = granted()
+    play.end("a")
+    play.decide()
+    play.run(load={"n_slots": 2, "snapshots": offers(play)}, restore={"tokens": 4000})
+    back = play.log["sw_101"]
+    report = Report(
+        "gateway:g1",
+        "gpu0",
+        MED,
+        0,
+        0,
+        "proof",
+        "ok",
+        data={"swap": back.id, "snapshot": back.conversations[0].snapshot, "result": "warm", "cache_n": 3999},
+    )
+    commit = machine.on_proof(play.card, back, report)
+    assert commit is not None
+    assert commit.conversations[0].result is ProofResult.WARM
+    assert machine.on_proof(play.card, commit.swaps[0], report) is None
+
+
+def test_after_a_gap_no_granted_lease_expires_before_its_ttl_or_thirty_seconds() -> None:
+    play = granted()
+    play.pass_time(1_000_000)
+    commit = machine.extend_after_gap(play.world)
+    assert commit is not None
+    play.apply(commit)
+    assert play.lease("a").expires_ms == play.world.now_ms + 30_000
+    assert not play.decide()
+
+
+@pytest.mark.parametrize("vram", [4 * GIB, 10 * GIB])
+def test_a_partial_lease_that_fits_leaves_the_residents_serving(vram: int) -> None:
+    play = Play(spec(tenant("med"), tenant("small", need_mib=4 * GIB)), MED, SMALL)
+    play.enqueue("a", vram_mib=vram)
+    play.decide()
+    play.run()
+    assert play.lease("a").state is LeaseState.GRANTED
+    assert play.card.residents == (MED, SMALL)
+    assert play.card.phase == "steady"
+
+
+def test_a_partial_lease_sends_away_only_what_it_must_and_that_comes_back() -> None:
+    play = Play(spec(tenant("med", default=True), tenant("small", need_mib=6 * GIB)), MED, SMALL)
+    play.enqueue("a", vram_mib=12 * GIB)
+    play.decide()
+    play.run()
+    assert play.lease("a").state is LeaseState.GRANTED
+    assert play.card.residents == (MED,)
+    play.end("a")
+    play.decide()
+    play.run()
+    assert play.card.residents == (MED, SMALL)
+    assert play.card.return_to is None
+
+
+def test_a_tenant_that_is_never_evicted_stays_beside_a_whole_lease() -> None:
+    play = Play(spec(tenant("med"), tenant("small", evict_never=True)), MED, SMALL)
+    play.enqueue("a")
+    play.decide()
+    play.run(until="vacate")
+    assert play.pending("vacate").args["need_mib"] == 16 * GIB
+    play.run()
+    assert play.card.residents == (SMALL,)
