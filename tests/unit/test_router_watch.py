@@ -119,9 +119,12 @@ async def test_a_call_is_given_up_only_when_nothing_moves() -> None:
 
 
 async def test_a_child_is_found_by_alias_and_port_and_seen_to_go() -> None:
-    program = [sys.executable, "-c", "import sys; sys.stdin.read()", "--alias", "a-model", "--port", "40999"]
-    process = subprocess.Popen(program, stdin=subprocess.PIPE)  # noqa: ASYNC220
+    program = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
+    program += ["--alias", "a-model", "--port", "40999"]
+    process = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: ASYNC220
     try:
+        assert process.stdout is not None
+        await asyncio.to_thread(process.stdout.readline)  # its command line can be read only once it runs
         child = find_child("a-model", "40999")
         assert child is not None
         assert child.pid == process.pid
