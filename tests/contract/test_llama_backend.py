@@ -300,3 +300,15 @@ async def test_a_router_that_is_not_there_is_stopped(tmp_path: Path) -> None:
     backend = LlamaRouter("http://127.0.0.1:9", tenants={"l/alpha": "alpha"}, state_dir=tmp_path)
     assert await backend.observe() == {"l/alpha": TenantState.STOPPED}
     await backend.close()
+
+
+async def test_a_load_waits_for_a_router_that_is_only_being_started(tmp_path: Path, models: dict[str, Path]) -> None:
+    router = RealRouter(tmp_path / "router", {"alpha": models["alpha"]}, defaults={"threads": "1"})
+    backend = LlamaRouter(router.url, tenants={"l/alpha": "alpha"}, state_dir=tmp_path, slot_dir=router.slot_dir)
+    try:
+        load = asyncio.create_task(backend.load("l/alpha"))
+        await asyncio.to_thread(router.start)
+        assert (await load).n_slots == 2
+    finally:
+        await backend.close()
+        router.stop()

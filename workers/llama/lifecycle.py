@@ -45,13 +45,17 @@ class Control(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds without any sign of progress after which a verb gives up (`admit_s`: the router keeps saying `limit`)."""
+    """Seconds without any sign of progress after which a verb gives up.
+
+    `admit_s`: the router keeps saying `limit`; `start_s`: no router is there and one is being started.
+    """
 
     load_s: float = 600.0
     save_s: float = 120.0
     restore_s: float = 300.0
     answer_s: float = 120.0
     admit_s: float = 60.0
+    start_s: float = 30.0
 
 
 LONG_AGO = -1

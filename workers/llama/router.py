@@ -39,6 +39,7 @@ from workers.llama.lifecycle import Control, Lifecycle, Limits, patiently
 from workers.llama.slots import Keep, SlotFolder
 
 _QUIESCE_S = 0.01
+_START_POLL_S = 0.05
 
 
 @dataclass(slots=True)
@@ -205,10 +206,23 @@ class LlamaRouter:
         backend_ms = (time.monotonic() - began) * 1000
         return Loaded(fingerprint.n_parallel, fingerprint.n_ctx_slot, snapshots, backend_ms)
 
+    async def _once_up(self, name: str) -> Model | None:
+        """Ask for the load; a router that is being started (again) gets its time to come up first."""
+        deadline = time.monotonic() + self._limits.start_s
+        while True:
+            try:
+                return await self._lifecycle.load(name)
+            except BackendGone:
+                if time.monotonic() > deadline:
+                    raise
+            if self._control is not None:
+                await self._control.ensure()
+            await asyncio.sleep(_START_POLL_S)
+
     async def _brought(self, name: str) -> tuple[Model, bool]:
         """Have the model loaded; False: it was already, and a call might push a conversation out of it."""
         try:
-            model = await self._lifecycle.load(name)
+            model = await self._once_up(name)
         except BackendRefused as refused:
             if refused.status == 404 and name not in (names := await self._http.models()):
                 sentence = f"the router at {self._http.url} has no model {name!r}; it has: {', '.join(names)}"
