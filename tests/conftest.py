@@ -1,9 +1,11 @@
-"""Rules for all tests: in CI nothing is skipped, and no test leaves a process behind."""
+"""Rules for all tests: in CI nothing is skipped and no folder overruns its time; no test leaves a process behind."""
 
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -11,6 +13,10 @@ import pytest
 from tests.support.router import RUNNING
 
 STRICT = os.environ.get("CI", "").lower() in ("1", "true")
+BUDGET_S = defaultdict(lambda: 30, unit=90, store=45, contract=45, e2e=180)
+"""Seconds each folder may take on two cores; together the six minutes that everything may take."""
+ROOT = Path(__file__).parent
+_spent: dict[str, float] = defaultdict(float)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -23,7 +29,33 @@ def pytest_runtest_makereport(
         report.longrepr = f"skipped, which CI does not allow: {report.longrepr}"
     if report.failed:
         report.sections += [(f"llama-server at {router.url}", "\n".join(router.log_tail())) for router in RUNNING]
+    _spent[item.path.relative_to(ROOT).parts[0]] += report.duration
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if STRICT and report.skipped:
+        report.outcome = "failed"
+        report.longrepr = f"skipped, which CI does not allow: {report.longrepr}"
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if STRICT and _over_budget() and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    spent = ", ".join(f"{folder} {seconds:.0f} of {BUDGET_S[folder]} s" for folder, seconds in sorted(_spent.items()))
+    terminalreporter.write_line(f"time by folder: {spent}")
+    for folder in _over_budget():
+        terminalreporter.write_line(f"tests/{folder} took longer than it may", red=True)
+
+
+def _over_budget() -> list[str]:
+    return [folder for folder, seconds in _spent.items() if seconds > BUDGET_S[folder]]
 
 
 @pytest.fixture(autouse=True, scope="session")
