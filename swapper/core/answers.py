@@ -67,7 +67,9 @@ def _again(draft: Draft, command: Command) -> bool:
 
 
 def _closed(draft: Draft, command: Command, report: Report) -> None:
-    """A gateway shut the gate; how many calls it still has in flight is only for people."""
+    """A gateway shut the gate; one without a call in flight is drained by that."""
+    if report.outcome == "ok" and report.data.get("in_flight") == 0:
+        draft.update(idle=(*draft.swap.idle, f"{command.executor} {command.tenant}"))
 
 
 def _drained(draft: Draft, command: Command, report: Report) -> None:

@@ -122,7 +122,9 @@ def _begin_drain(draft: Draft) -> None:
     for tenant in draft.swap.from_:
         draft.record(Step.DRAIN, tenant)
         gate = draft.world.gates.get(tenant)
-        draft.tell_gateways(Step.DRAIN, tenant, {"epoch": gate.epoch if gate else 0})
+        for gateway in draft.world.gateways:
+            if f"gateway:{gateway} {tenant}" not in draft.swap.idle:
+                draft.command(f"gateway:{gateway}", Step.DRAIN, tenant, {"epoch": gate.epoch if gate else 0})
         draft.command(draft.agent_of(tenant), Step.DRAIN, tenant)
 
 

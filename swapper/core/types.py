@@ -206,7 +206,7 @@ class Swap:
     `stage` is the step in progress; `back` is True once it compensates (the tenants of `from_` come back).
     `next_n` numbers the next command; compensation continues the numbering. `forced_ms`: when calls were ended
     because the drain limit was reached. `retried`: commands (verb, tenant, snapshot) tried a second time. `told`: the
-    gateways told to close. `grants`: the end of this swap is the grant of `lease`, with the swap's own token; else
+    gateways told to close, `idle`: those (gateway, tenant) that then had no call in flight. `grants`: the end of this swap is the grant of `lease`, with the swap's own token; else
     `lease` only links the two swaps of a handover.
     """
 
@@ -229,6 +229,7 @@ class Swap:
     forced_ms: int | None = None
     retried: tuple[str, ...] = ()
     told: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
     outcome: str | None = None
     reason: str | None = None
     ended_ms: int | None = None

@@ -173,7 +173,7 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        router = RealRouter(folder / "router", make_models(folder, [OURS, BARE]))
+        router = RealRouter(folder / "router", make_models(folder, [OURS, BARE]), defaults={"threads": "1"})
         server = Server(folder / "swapper", router, {OURS: "{vram: 8GiB, default: true}"})
         try:
             router.start()

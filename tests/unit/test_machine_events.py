@@ -80,6 +80,19 @@ def test_with_reopen_the_drain_limit_turns_the_swap_back() -> None:
     assert play.card.residents == (MED,)
 
 
+def test_a_gateway_with_calls_in_flight_is_waited_for_and_an_idle_one_is_not_asked_twice() -> None:
+    play = Play(spec(tenant("med")), MED, gateways=("busy", "idle"))
+    play.enqueue("a")
+    play.decide()
+    play.answer(play.pending("close", "gateway:busy"), in_flight=1)
+    play.answer(play.pending("close", "gateway:idle"), in_flight=0)
+    assert [c.executor for c in play.swap.pending] == ["gateway:busy", "agent:main"]
+    play.answer(play.pending("drain", "agent:main"))
+    assert play.swap.stage is Step.DRAIN
+    play.answer(play.pending("drain", "gateway:busy"))
+    assert play.swap.stage is Step.RELEASE
+
+
 def test_a_gateway_process_that_died_is_not_waited_for() -> None:
     play = Play(spec(tenant("med")), MED, gateways=("g1", "g2"))
     play.enqueue("a")
