@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Coroutine
 from pathlib import Path
 
 import click
@@ -27,7 +28,17 @@ def serve(path: Path | None) -> None:
     """
     setup_logging()
     config = load(path, os.environ)
-    asyncio.run(_serve(config))
+    _run(_serve(config))
+
+
+def _run(work: Coroutine[None, None, None]) -> None:
+    """On uvloop where it is installed (extra `speed`): the store's and the servers' answers are then read faster."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(work)
+    else:
+        uvloop.run(work)
 
 
 async def _serve(config: Config) -> None:

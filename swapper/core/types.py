@@ -206,8 +206,8 @@ class Swap:
     `stage` is the step in progress; `back` is True once it compensates (the tenants of `from_` come back).
     `next_n` numbers the next command; compensation continues the numbering. `forced_ms`: when calls were ended
     because the drain limit was reached. `retried`: commands (verb, tenant, snapshot) tried a second time. `told`: the
-    gateways told to close, `idle`: those (gateway, tenant) that then had no call in flight. `grants`: the end of this swap is the grant of `lease`, with the swap's own token; else
-    `lease` only links the two swaps of a handover.
+    gateways told to close; `idle`: those (executor, tenant) that had no call in flight then. `grants`: the end of this
+    swap is the grant of `lease`, with the swap's own token; else `lease` only links the two swaps of a handover.
     """
 
     id: str
