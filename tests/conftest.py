@@ -14,7 +14,7 @@ from tests.support.router import RUNNING
 
 STRICT = os.environ.get("CI", "").lower() in ("1", "true")
 BUDGET_S = defaultdict(lambda: 30, unit=90, store=45, contract=45, e2e=180)
-"""Seconds each folder may take on two cores; together the six minutes that everything may take."""
+"""Seconds each folder should take on two idle cores, six minutes together; said at the end, never a failure."""
 ROOT = Path(__file__).parent
 _spent: dict[str, float] = defaultdict(float)
 
@@ -42,16 +42,11 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     return report
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if STRICT and _over_budget() and session.exitstatus == pytest.ExitCode.OK:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     spent = ", ".join(f"{folder} {seconds:.0f} of {BUDGET_S[folder]} s" for folder, seconds in sorted(_spent.items()))
     terminalreporter.write_line(f"time by folder: {spent}")
     for folder in _over_budget():
-        terminalreporter.write_line(f"tests/{folder} took longer than it may", red=True)
+        terminalreporter.write_line(f"tests/{folder} took longer than it should", red=True)
 
 
 def _over_budget() -> list[str]:
