@@ -260,6 +260,9 @@ class Member:
         tenant, epoch = command.tenant, command.args.get("epoch")
         if tenant is None or not isinstance(epoch, int):
             return _answer(command, "failed", f"a gateway needs a tenant and an epoch for '{command.verb}'")
+        mine = self._admission.gate(tenant).epoch
+        if command.verb in (Step.CLOSE, Step.OPEN) and epoch < mine:
+            return _answer(command, "refused", f"epoch {epoch} is older than the gate's {mine}", {"epoch": mine})
         match command.verb:
             case Step.CLOSE:
                 self.proofs.forget(tenant)
@@ -276,8 +279,7 @@ class Member:
                 except msgspec.ValidationError as error:
                     return _answer(command, "failed", f"what is unproved cannot be read: {error}")
                 self.proofs.expect(tenant, command.card, swap, unproved)
-                if not self._admission.open(tenant, epoch, swap or None):
-                    return _answer(command, "refused", f"epoch {epoch} is older than the gate's")
+                self._admission.open(tenant, epoch, swap or None)
                 for task in [task for task, of in self._pending.items() if of == tenant]:
                     task.cancel()  # nobody waits any more for the drain that this ends
                 return _answer(command, "ok")

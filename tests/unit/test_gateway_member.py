@@ -6,6 +6,8 @@ import asyncio
 import json
 from dataclasses import replace
 
+import pytest
+
 from swapper.core.types import Command, Failure, Gate, Report, WorkClass
 from swapper.gateway.admission import Admission, Call, CallState
 from swapper.gateway.member import Member
@@ -78,6 +80,18 @@ async def test_a_repeated_command_is_answered_from_the_record_and_an_older_one_r
         old = await told(gateway, command("close", 9, 7, epoch=99))
         assert old.outcome == "refused"
         assert gateway.admission.gate(ALPHA) == Gate(3, open=True)
+
+
+@pytest.mark.parametrize("verb", ["close", "open"])
+async def test_an_epoch_older_than_the_gates_own_is_refused_with_that_epoch(verb: str) -> None:
+    async with serve() as gateway:
+        await told(gateway, command("open", 10, 1, epoch=7, swap="sw_1", unproved=UNPROVED))
+        report = await told(gateway, command(verb, 11, 1, epoch=6, swap="sw_2", unproved=[]))
+        assert (report.outcome, report.data) == ("refused", {"epoch": 7})
+        assert gateway.admission.gate(ALPHA) == Gate(7, open=True)
+        gateway.upstream.scripts = [answer({"id_slot": 0, "timings": {"cache_n": 2990, "prompt_n": 30}})]
+        await gateway.call(CHAT, path="/completion")
+        assert (await gateway.link.reports.get()).data["swap"] == "sw_1", "what is to be proved was not forgotten"
 
 
 async def test_a_word_outside_a_swap_is_heeded_without_an_answer() -> None:
