@@ -86,10 +86,7 @@ class Coordinator:
 
     async def _extend(self) -> None:
         """No lease ages while nobody could have heard its heartbeat."""
-        extension = machine.extend_after_gap(await self._look())
-        if extension is not None:
-            await self._store.commit(extension)
-            self._world = None
+        await self._decide(machine.extend_after_gap)
         self._last_turn_ms = (await self._look()).now_ms
 
     async def _turn(self) -> None:
@@ -164,7 +161,10 @@ class Coordinator:
             await self._decide(lambda world: machine.on_proof(_card(world, swap.card), swap, report))
 
     async def _refused(self, report: Report) -> None:
-        """The agent's mark is higher than our token: the store was rolled back. Go on above the mark."""
+        """An executor knows a higher mark or epoch than we: the store was rolled back. Go on above it."""
+        if "epoch" in report.data:
+            await self._decide(lambda world: machine.on_gate_refused(world, self._spec, report))
+            return
         world = await self._look()
         swap = _card(world, report.card).swap
         mark = report.data.get("mark")
@@ -176,7 +176,7 @@ class Coordinator:
 
     async def _settle(self) -> None:
         """Let the machine do all that is due, then let the policy start what is worth starting."""
-        await self._decide(machine.overdue_in_queue)
+        await self._decide(lambda world: machine.overdue_in_queue(world, self._spec))
         for name in self._spec.cards:
             while await self._decide(lambda world, name=name: self._due(world, _card(world, name))):
                 pass
@@ -236,7 +236,8 @@ class Coordinator:
                 self._world = apply(world, commit)
                 self._remember(world, commit)
                 return True
-        log.warning("gave up after conflicts", tries=RETRIES)
+        log.warning("gave up after conflicts; what is pending is sent again", tries=RETRIES)
+        self._caught_up = False
         return False
 
     def _remember(self, world: World, commit: Commit) -> None:

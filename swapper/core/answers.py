@@ -14,7 +14,7 @@ from swapper.core import plan
 from swapper.core.commit import LeaseChange
 from swapper.core.draft import Draft
 from swapper.core.plan import Candidate
-from swapper.core.steps import advance, enter
+from swapper.core.steps import advance, enter, prove_free
 from swapper.core.types import (
     Command,
     Conversation,
@@ -45,7 +45,8 @@ def settle(draft: Draft, stage: Step, tenant: str | None) -> None:
     """Close the line of a tenant with nothing more pending in the step; go on when nobody has."""
     if not draft.running or draft.swap.stage is not stage:
         return
-    if not any(c.tenant == tenant for c in draft.swap.pending):
+    waits_for_server = stage is Step.DRAIN and not draft.swap.asked
+    if not waits_for_server and not any(c.tenant == tenant for c in draft.swap.pending):
         forced = draft.swap.forced_ms is not None and stage in (Step.CLOSE, Step.DRAIN)
         if forced:
             draft.finish(stage, tenant, StepOutcome.FORCED, "calls in flight were ended at the drain limit")
@@ -81,6 +82,10 @@ def _drained(draft: Draft, command: Command, report: Report) -> None:
         draft.finish(Step.DRAIN, command.tenant, StepOutcome.FAILED, report.detail)
         if configured is not None and configured.save_required:
             compensate(draft, f"{command.tenant} could not be drained: {report.detail}")
+        elif configured is not None and configured.save:
+            why = f"what its slots held is not known: {report.detail}"
+            lost = Conversation(command.tenant, -1, "", 0, 0, result=ProofResult.COLD, reason=why)
+            draft.update(conversations=(*draft.swap.conversations, lost))
         return
     if configured is None or not configured.save:
         return
@@ -128,6 +133,11 @@ def _released(draft: Draft, command: Command, report: Report) -> None:
 
 def _vacated(draft: Draft, command: Command, report: Report) -> None:
     if report.outcome == "ok":
+        seen = {d["lease"] for d in cast("Sequence[Mapping[str, object]]", command.args.get("departed", ()))}
+        left = tuple(d for d in draft.card.departed if d.lease not in seen)
+        draft.card = replace(draft.card, departed=left)
+        if left:  # somebody left while we looked: that one must be seen gone as well
+            prove_free(draft)
         return
     holders = cast("Sequence[str]", report.data.get("holders", ()))
     free, need = _int(report.data, "free_mib"), _int(command.args, "need_mib")
@@ -135,7 +145,10 @@ def _vacated(draft: Draft, command: Command, report: Report) -> None:
     reason = f"{free} MiB free of the {need} needed; held by {who}"
     draft.finish(Step.VACATE, None, StepOutcome.FAILED, reason)
     draft.alert(f"card {draft.card.name}: {reason}", holders=list(holders), free_mib=free, need_mib=need)
-    draft.card = replace(draft.card, fault=Fault(reason, need, draft.now))
+    before = draft.card.fault
+    count = before.count + 1 if before else 1
+    rest = 0 if before is None else _rest(before.count)
+    draft.card = replace(draft.card, fault=Fault(reason, need, draft.now, count, draft.now + rest))
     give_up(draft, f"the VRAM did not become free: {reason}")
     end_in_fault(draft, reason)
 
@@ -185,8 +198,7 @@ def _load_failed(draft: Draft, tenant: str, reason: str) -> None:
     draft.finish(Step.LOAD, tenant, StepOutcome.FAILED, reason)
     before = draft.card.failed.get(tenant)
     count = before.count + 1 if before else 1
-    rest = min(FIRST_REST_MS * 2 ** (count - 1), LONGEST_REST_MS)
-    failure = Failure(reason, count, draft.now + rest)
+    failure = Failure(reason, count, draft.now + _rest(count))
     draft.card = replace(draft.card, failed={**draft.card.failed, tenant: failure})
     draft.alert(f"{tenant} could not be loaded: {reason}", tenant=tenant)
     swap = draft.swap
@@ -195,6 +207,10 @@ def _load_failed(draft: Draft, tenant: str, reason: str) -> None:
         compensate(draft, f"{tenant} could not be loaded")
     elif not draft.swap.to and not draft.swap.pending:
         end_in_fault(draft, reason, outcome="compensated")
+
+
+def _rest(count: int) -> int:
+    return min(FIRST_REST_MS * 2 ** (count - 1), LONGEST_REST_MS)
 
 
 def _restored(draft: Draft, command: Command, report: Report) -> None:

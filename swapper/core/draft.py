@@ -62,11 +62,11 @@ class Draft:
         """Replace fields of the swap."""
         self._swap = replace(self.swap, **changes)  # pyright: ignore[reportArgumentType]
 
-    def gate(self, tenant: str, *, open_: bool) -> int:
-        """Open or shut a tenant's gate; returns the new epoch."""
+    def gate(self, tenant: str, *, open_: bool, above: int = 0) -> int:
+        """Open or shut a tenant's gate; returns the new epoch, higher than any before and than `above`."""
         before = self.gates.get(tenant) or self.world.gates.get(tenant) or Gate(0, open=False)
-        self.gates[tenant] = Gate(before.epoch + 1, open=open_)
-        return before.epoch + 1
+        self.gates[tenant] = Gate(max(before.epoch, above) + 1, open=open_)
+        return self.gates[tenant].epoch
 
     def command(self, executor: str, verb: str, tenant: str | None, args: Mapping[str, object] | None = None) -> None:
         """Order one executor and remember that its answer is awaited."""

@@ -68,6 +68,8 @@ def _why_queued(world: World, spec: Spec, lease: Lease) -> str:
 
 def _why_not(world: World, spec: Spec, lease: Lease, card: Card) -> str:
     need = lease.request.vram_mib or 0
+    if card.name not in spec.cards:
+        return f"card {card.name} is not configured any more"
     if need > plan.capacity(spec, card.name):
         return f"{card.name} can never give {need} MiB (its capacity is {plan.capacity(spec, card.name)} MiB)"
     occupied = _occupied(world, card)

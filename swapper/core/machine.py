@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from swapper.core import plan
-from swapper.core.answers import compensate, give_up, settle, take
+from swapper.core import plan, steps
+from swapper.core.answers import compensate, settle, take
 from swapper.core.commit import Commit, LeaseChange
 from swapper.core.draft import Draft
 from swapper.core.policy import Choice
@@ -19,7 +19,6 @@ from swapper.core.spec import Spec
 from swapper.core.steps import enter
 from swapper.core.types import ACTIVE, Card, Departed, Hold, Lease, LeaseState, ProofResult, Report, Step, Swap, World
 
-CUT_LIMIT_MS = 30_000
 BEFORE_RELEASE = frozenset({Step.CLOSE, Step.DRAIN, Step.SAVE})
 
 
@@ -52,8 +51,9 @@ def _prepare(draft: Draft, lease: Lease) -> None:
     card, swap = draft.card, draft.swap
     hold = Hold(lease.id, lease.request.label, lease.request.vram_mib, lease.request.holder_pid)
     draft.card = replace(card, holds=(*card.holds, hold))
-    if card.return_to is None and swap.from_:
-        draft.card = replace(draft.card, return_to=card.residents, return_lease=lease.id)
+    if swap.from_:
+        wanted = _union(card.return_to, card.residents)
+        draft.card = replace(draft.card, return_to=wanted, return_lease=card.return_lease or lease.id)
     draft.leases.append(
         LeaseChange(
             lease.id,
@@ -90,6 +90,24 @@ def retoken(world: World, spec: Spec, card: Card, token: int) -> Commit | None:
     return draft.commit()
 
 
+def on_gate_refused(world: World, spec: Spec, report: Report) -> Commit | None:
+    """A gateway obeys a higher epoch than ours (the store was rolled back): go above it and tell all of them again."""
+    card, epoch = world.cards.get(report.card), report.data.get("epoch")
+    if card is None or card.swap is None or not isinstance(epoch, int):
+        return None
+    refused = [c for c in card.swap.pending if (c.token, c.n, c.executor) == (report.token, report.n, report.executor)]
+    if not refused:
+        return None
+    (command,) = refused
+    assert command.tenant is not None
+    draft = Draft(world, spec, card)
+    same = [c for c in card.swap.pending if (c.verb, c.tenant) == (command.verb, command.tenant)]
+    draft.update(pending=tuple(c for c in card.swap.pending if c not in same))
+    raised = draft.gate(command.tenant, open_=command.verb == Step.OPEN, above=epoch)
+    draft.tell_gateways(command.verb, command.tenant, {**command.args, "epoch": raised})
+    return draft.commit()
+
+
 def resume(world: World, spec: Spec, card: Card) -> Commit | None:
     """After a restart the pending commands go out again as they were; executors answer repeats from their record."""
     if card.swap is None or not card.swap.pending:
@@ -106,19 +124,24 @@ def on_time(world: World, spec: Spec, card: Card) -> Commit | None:
     return None
 
 
-def overdue_in_queue(world: World) -> Commit | None:
-    """Queued leases past their deadline end as expired."""
-    late = [
-        LeaseChange(
-            lease.id,
-            expect=frozenset({LeaseState.QUEUED}),
-            state=LeaseState.EXPIRED,
-            reason="its deadline passed while it was queued",
-        )
-        for lease in world.leases.values()
-        if lease.state is LeaseState.QUEUED and _past(lease.request.deadline_ms, world.now_ms)
-    ]
-    return Commit(leases=tuple(late)) if late else None
+def overdue_in_queue(world: World, spec: Spec) -> Commit | None:
+    """Leases that no card looks after: queued past their deadline, or of a card that left the configuration."""
+    changes = (_orphan(lease, spec, world.now_ms) for lease in world.leases.values())
+    ended = tuple(change for change in changes if change is not None)
+    return Commit(leases=ended) if ended else None
+
+
+def _orphan(lease: Lease, spec: Spec, now_ms: int) -> LeaseChange | None:
+    queued = frozenset({LeaseState.QUEUED})
+    name = lease.card or lease.request.card
+    if name is not None and name not in spec.cards:
+        if lease.state is LeaseState.GRANTED:
+            return _verdict(lease, now_ms)
+        waiting = frozenset({LeaseState.QUEUED, LeaseState.PREPARING})
+        return LeaseChange(lease.id, waiting, LeaseState.FAILED, f"card {name} is not configured any more")
+    if lease.state is LeaseState.QUEUED and _past(lease.request.deadline_ms, now_ms):
+        return LeaseChange(lease.id, queued, LeaseState.EXPIRED, "its deadline passed while it was queued")
+    return None
 
 
 def _past(limit_ms: int | None, now_ms: int) -> bool:
@@ -197,7 +220,7 @@ def _drain_limit(world: World, spec: Spec, card: Card) -> Commit | None:
         return None
     draft = Draft(world, spec, card)
     if swap.forced_ms is None:
-        if world.now_ms - swap.started_ms < drain_limit(world, spec, swap):
+        if world.now_ms - swap.started_ms < steps.drain_limit(world, spec, swap):
             return None
         if spec.policy.on_drain_limit == "reopen":
             compensate(draft, "calls were still running at the drain limit (policy.on_drain_limit: reopen)")
@@ -206,17 +229,10 @@ def _drain_limit(world: World, spec: Spec, card: Card) -> Commit | None:
         for tenant in swap.from_:
             draft.tell_gateways("cut", tenant, {"epoch": world.gates[tenant].epoch, "reason": "the drain limit"})
         return draft.commit()
-    if world.now_ms - swap.forced_ms < CUT_LIMIT_MS:
+    if world.now_ms - swap.forced_ms < steps.CUT_LIMIT_MS:
         return None
     compensate(draft, "the server is still busy with calls that did not come through swapper")
     return draft.commit()
-
-
-def drain_limit(world: World, spec: Spec, swap: Swap) -> int:
-    """Milliseconds the calls that leave may still take: the longest limit among their classes."""
-    running = [d.klass for d in world.demand if d.tenant in swap.from_ and d.running]
-    limits = spec.policy.drain_ms
-    return max((limits[k] for k in running), default=max(limits.values()))
 
 
 def on_observed(world: World, spec: Spec, card: Card, states: Mapping[str, str], free_mib: int | None) -> Commit | None:
@@ -243,7 +259,7 @@ def on_observed(world: World, spec: Spec, card: Card, states: Mapping[str, str],
 
 def _lose(world: World, spec: Spec, card: Card, lost: tuple[str, ...]) -> Commit:
     draft = Draft(world, spec, card)
-    wanted = card.return_to or card.residents
+    wanted = _union(card.return_to, card.residents)
     left = tuple(t for t in card.residents if t not in lost)
     draft.card = replace(card, residents=left, return_to=wanted)
     for tenant in lost:
@@ -268,6 +284,10 @@ def _adopt(world: World, spec: Spec, card: Card, strangers: tuple[str, ...]) -> 
         return_lease=card.return_lease if owed else None,
     )
     return draft.commit()
+
+
+def _union(owed: tuple[str, ...] | None, residents: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*(owed or ()), *residents)))
 
 
 def on_proof(card: Card, swap: Swap, report: Report) -> Commit | None:
@@ -307,9 +327,8 @@ def extend_after_gap(world: World, floor_ms: int = 30_000) -> Commit | None:
 
 
 __all__ = [
-    "drain_limit",
     "extend_after_gap",
-    "give_up",
+    "on_gate_refused",
     "on_observed",
     "on_proof",
     "on_report",

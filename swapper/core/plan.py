@@ -12,9 +12,6 @@ from dataclasses import dataclass
 from swapper.core.spec import Spec
 from swapper.core.types import Card, Step, Swap
 
-OUT = (Step.CLOSE, Step.DRAIN, Step.SAVE, Step.RELEASE, Step.VACATE)
-BACK = (Step.LOAD, Step.RESTORE, Step.OPEN)
-
 
 @dataclass(frozen=True, slots=True)
 class Candidate:

@@ -5,7 +5,7 @@ Pure decisions: `choose` looks at one card and returns what the machine should s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from swapper.core import plan
@@ -39,6 +39,8 @@ def choose(world: World, spec: Spec, card: Card, *, idle_since_ms: int) -> Choic
     `idle_since_ms`: since when no call has been running or waiting on the card (milliseconds, store clock).
     """
     if card.swap is not None or card.whole is not None:
+        return None
+    if card.fault is not None and card.fault.retry_ms > world.now_ms:
         return None
     waiting = sorted(_waiting(world, spec, card), key=lambda w: (w.rank, w.since_ms))
     for candidate in waiting:
@@ -122,23 +124,26 @@ def _free(spec: Spec, card: Card) -> int:
     return own.total_mib - own.reserve_mib - plan.needs(spec, card.residents) - plan.held(card)
 
 
-def _make_room(world: World, spec: Spec, card: Card, need_mib: int) -> tuple[str, ...] | None:
+def _make_room(
+    world: World, spec: Spec, card: Card, need_mib: int, keep: Collection[str] = ()
+) -> tuple[str, ...] | None:
     """Residents that must leave so that `need_mib` fits, idle and non-default ones first; None if it cannot fit."""
     free = _free(spec, card)
     leaving: list[str] = []
-    for tenant in sorted(card.residents, key=lambda t: _value(world, spec, t)):
+    for tenant in sorted((t for t in card.residents if t not in keep), key=lambda t: _value(world, spec, t)):
         if free >= need_mib:
             break
-        if not _stays(spec, tenant) and not spec.tenants[tenant].pinned:
+        configured = spec.tenants.get(tenant)
+        if configured is None or not (configured.evict_never or configured.pinned):
             leaving.append(tenant)
-            free += spec.tenants[tenant].need_mib
+            free += configured.need_mib if configured else 0
     return tuple(leaving) if free >= need_mib else None
 
 
 def _value(world: World, spec: Spec, tenant: str) -> tuple[int, bool, int]:
     running = sum(d.running for d in world.demand if d.tenant == tenant)
-    configured = spec.tenants[tenant]
-    return running, configured.default, configured.need_mib
+    configured = spec.tenants.get(tenant)
+    return (running, configured.default, configured.need_mib) if configured else (-1, False, 0)
 
 
 def _that_fit(world: World, spec: Spec, card: Card, tenants: Iterable[str]) -> tuple[str, ...]:
@@ -156,24 +161,21 @@ def _that_fit(world: World, spec: Spec, card: Card, tenants: Iterable[str]) -> t
 
 
 def _come_back(world: World, spec: Spec, card: Card, idle_since_ms: int, *, busy: bool) -> Choice | None:
-    """The residents from before a lease come back at once, displaced defaults once the card is idle."""
-    if card.return_to is not None:
-        arriving = _that_fit(world, spec, card, card.return_to)
-        cause = f"lease {card.return_lease}" if card.return_lease else "recovery"
-        return Choice(cause, arriving=arriving, lease=card.return_lease) if arriving else None
-    if busy:
-        return None
+    """The residents from before a lease come back at once where they fit; they, and displaced defaults, when idle."""
+    owed = [t for t in card.return_to or () if t in spec.tenants]
     defaults = [t.id for t in spec.tenants.values() if t.default and t.card == card.name]
-    arriving = _that_fit(world, spec, card, defaults)
+    cause = f"lease {card.return_lease}" if owed and card.return_lease else "recovery"
+    lease = card.return_lease if owed else None
+    wanted = owed or ([] if busy else defaults)
+    arriving = _that_fit(world, spec, card, wanted)
     if arriving:
-        return Choice("recovery", arriving=arriving)
-    missing = [t for t in defaults if _loadable(world, spec, card, t)]
-    if missing and world.now_ms - idle_since_ms >= spec.policy.idle_restore_ms and not _running(world.demand, card):
-        need = plan.needs(spec, missing)
-        leaving = _make_room(world, spec, card, need)
-        if leaving:
-            return Choice("recovery", leaving=leaving, arriving=tuple(missing))
-    return None
+        return Choice(cause, arriving=arriving, lease=lease)
+    missing = tuple(t for t in wanted if _loadable(world, spec, card, t))
+    idle = world.now_ms - idle_since_ms >= spec.policy.idle_restore_ms and not _running(world.demand, card)
+    if busy or not missing or not idle:
+        return None
+    leaving = _make_room(world, spec, card, plan.needs(spec, missing), keep=wanted)
+    return Choice(cause, leaving=leaving, arriving=missing, lease=lease) if leaving else None
 
 
 def _running(demand: Iterable[Demand], card: Card) -> bool:

@@ -12,9 +12,12 @@ from dataclasses import asdict, replace
 from swapper.core import plan
 from swapper.core.commit import LeaseChange
 from swapper.core.draft import Draft
+from swapper.core.spec import Spec
 from swapper.core.types import LeaseState, ProofResult, Step, StepOutcome, Swap, World
 
 RELEASE_LIMIT_MS = 30_000
+CUT_LIMIT_MS = 30_000
+"""How long the server may stay busy after our calls were ended: then its calls are not ours."""
 
 
 def enter(draft: Draft, step: Step) -> None:
@@ -31,7 +34,7 @@ def enter(draft: Draft, step: Step) -> None:
 
 def advance(draft: Draft) -> None:
     """The step in progress is done: close its lines, go on."""
-    if _tell_newcomers(draft):
+    if _tell_newcomers(draft) or _ask_servers(draft):
         return
     following = plan.next_step(draft.swap, draft.swap.stage)
     if following is None:
@@ -46,7 +49,7 @@ def _tell_newcomers(draft: Draft) -> bool:
     new = [g for g in draft.world.gateways if g not in swap.told]
     if swap.stage not in (Step.CLOSE, Step.DRAIN) or not new:
         return False
-    draft.update(told=(*swap.told, *new))
+    draft.update(told=(*swap.told, *new), asked=False, conversations=())
     for tenant in swap.from_:
         args = {"epoch": draft.world.gates[tenant].epoch}
         for gateway in new:
@@ -57,29 +60,50 @@ def _tell_newcomers(draft: Draft) -> bool:
     return True
 
 
+def _ask_servers(draft: Draft) -> bool:
+    """Once no gateway has a call in flight, the servers' own counters are asked, and what their slots hold."""
+    if draft.swap.stage is not Step.DRAIN or draft.swap.asked:
+        return False
+    draft.update(asked=True)
+    limit = drain_limit(draft.world, draft.spec, draft.swap) + CUT_LIMIT_MS
+    for tenant in draft.swap.from_:
+        draft.record(Step.DRAIN, tenant)
+        draft.command(draft.agent_of(tenant), Step.DRAIN, tenant, {"limit_ms": limit})
+    return bool(draft.swap.pending)
+
+
+def drain_limit(world: World, spec: Spec, swap: Swap) -> int:
+    """Milliseconds the calls that leave may still take: the longest limit among their classes."""
+    running = [d.klass for d in world.demand if d.tenant in swap.from_ and d.running]
+    limits = spec.policy.drain_ms
+    return max((limits[k] for k in running), default=max(limits.values()))
+
+
 def complete(draft: Draft) -> None:
-    """The last step is done: grant the lease, or keep who came; the swap goes to the record."""
+    """The last step is done: grant the lease if it still waits, or keep who came; the swap goes to the record."""
     swap = draft.swap
-    if swap.grants:
-        _grant(draft)
-    elif swap.to and not _still_owed(draft):
+    if swap.grants and not _grant(draft):
+        draft.card = replace(draft.card, holds=tuple(h for h in draft.card.holds if h.lease != swap.lease))
+    if swap.to and not _still_owed(draft):
         draft.card = replace(draft.card, return_to=None, return_lease=None)
     outcome = "compensated" if swap.back else "done"
     draft.end(replace(swap, outcome=outcome, ended_ms=draft.now))
 
 
 def _still_owed(draft: Draft) -> bool:
-    """Whether residents from before a lease are still to come: displaced by a partial one, or failed to load."""
-    card = draft.card
-    missing = [t for t in card.return_to or () if t not in card.residents]
-    return bool(missing) and (bool(card.holds) or any(t in card.failed for t in missing))
+    """Whether residents from before a lease are still to come."""
+    wanted = draft.card.return_to or ()
+    return any(t not in draft.card.residents for t in wanted if t in draft.spec.tenants)
 
 
-def _grant(draft: Draft) -> None:
+def _grant(draft: Draft) -> bool:
+    """False when the lease has ended meanwhile (its owner cancelled it as the proof arrived)."""
     swap = draft.swap
+    lease = draft.world.leases.get(swap.lease or "")
+    if lease is None or lease.state is not LeaseState.PREPARING or swap.lease is None:
+        return False
     holds = tuple(replace(h, granted=True) if h.lease == swap.lease else h for h in draft.card.holds)
-    draft.card = replace(draft.card, holds=holds, departed=())
-    assert swap.lease is not None
+    draft.card = replace(draft.card, holds=holds)
     draft.leases.append(
         LeaseChange(
             swap.lease,
@@ -89,6 +113,7 @@ def _grant(draft: Draft) -> None:
             explain=granted_text(swap, draft.world),
         )
     )
+    return True
 
 
 def granted_text(swap: Swap, world: World) -> str:
@@ -125,7 +150,8 @@ def _begin_drain(draft: Draft) -> None:
         for gateway in draft.world.gateways:
             if f"gateway:{gateway} {tenant}" not in draft.swap.idle:
                 draft.command(f"gateway:{gateway}", Step.DRAIN, tenant, {"epoch": gate.epoch if gate else 0})
-        draft.command(draft.agent_of(tenant), Step.DRAIN, tenant)
+    if not draft.swap.pending:
+        _ask_servers(draft)
 
 
 def _begin_save(draft: Draft) -> None:
@@ -146,7 +172,8 @@ def _begin_release(draft: Draft) -> None:
         draft.command(draft.agent_of(tenant), Step.RELEASE, tenant, {"limit_ms": RELEASE_LIMIT_MS})
 
 
-def _begin_vacate(draft: Draft) -> None:
+def prove_free(draft: Draft) -> None:
+    """Ask for the proof: enough VRAM free, and every holder that left seen gone."""
     args = {
         "need_mib": plan.vacate_need(draft.spec, draft.card, draft.swap),
         "departed": [asdict(d) for d in draft.card.departed],
@@ -158,7 +185,6 @@ def _begin_vacate(draft: Draft) -> None:
 
 
 def _begin_load(draft: Draft) -> None:
-    draft.card = replace(draft.card, departed=())
     for tenant in draft.swap.to:
         draft.record(Step.LOAD, tenant)
         draft.command(draft.agent_of(tenant), Step.LOAD, tenant)
@@ -194,7 +220,7 @@ _BEGIN: Mapping[Step, Callable[[Draft], None]] = {
     Step.DRAIN: _begin_drain,
     Step.SAVE: _begin_save,
     Step.RELEASE: _begin_release,
-    Step.VACATE: _begin_vacate,
+    Step.VACATE: prove_free,
     Step.LOAD: _begin_load,
     Step.RESTORE: _begin_restore,
     Step.OPEN: _begin_open,

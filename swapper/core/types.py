@@ -206,8 +206,9 @@ class Swap:
     `stage` is the step in progress; `back` is True once it compensates (the tenants of `from_` come back).
     `next_n` numbers the next command; compensation continues the numbering. `forced_ms`: when calls were ended
     because the drain limit was reached. `retried`: commands (verb, tenant, snapshot) tried a second time. `told`: the
-    gateways told to close; `idle`: those (executor, tenant) that had no call in flight then. `grants`: the end of this
-    swap is the grant of `lease`, with the swap's own token; else `lease` only links the two swaps of a handover.
+    gateways told to close; `idle`: those (executor, tenant) that had no call in flight then; `asked`: the gateways
+    are drained and the servers were asked what they hold. `grants`: the end of this swap is the grant of `lease`, with
+    the swap's own token; else `lease` only links the two swaps of a handover.
     """
 
     id: str
@@ -230,6 +231,7 @@ class Swap:
     retried: tuple[str, ...] = ()
     told: tuple[str, ...] = ()
     idle: tuple[str, ...] = ()
+    asked: bool = False
     outcome: str | None = None
     reason: str | None = None
     ended_ms: int | None = None
@@ -267,11 +269,16 @@ class Departed:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The card is not given on: somebody keeps its VRAM. Left when a reading shows `need_mib` within reach."""
+    """The card is not given on: somebody keeps its VRAM. Left when a reading shows `need_mib` within reach.
+
+    `count` failures in a row; nothing is brought back before `retry_ms`.
+    """
 
     reason: str
     need_mib: int
     since_ms: int
+    count: int = 1
+    retry_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,9 @@ class Play:
     def decide(self) -> bool:
         """What the coordinator does when woken: what is due, then the policy. True when something changed."""
         changed = False
-        while commit := machine.overdue_in_queue(self.world) or machine.on_time(self.world, self.spec, self.card):
+        while commit := machine.overdue_in_queue(self.world, self.spec) or machine.on_time(
+            self.world, self.spec, self.card
+        ):
             self.apply(commit)
             changed = True
         choice = policy.choose(self.world, self.spec, self.card, idle_since_ms=self.world.now_ms)

@@ -6,7 +6,7 @@ import pytest
 
 from swapper.core import machine
 from swapper.core.types import LeaseState, ProofResult, Report, Step, StepOutcome
-from tests.support.play import GIB, MED, SMALL, Play, granted, offers, spec, tenant
+from tests.support.play import GIB, MED, SLOTS, SMALL, Play, granted, offers, spec, tenant
 
 
 def test_an_expired_holder_leaves_the_card_only_after_the_grace() -> None:
@@ -86,11 +86,12 @@ def test_a_gateway_with_calls_in_flight_is_waited_for_and_an_idle_one_is_not_ask
     play.decide()
     play.answer(play.pending("close", "gateway:busy"), in_flight=1)
     play.answer(play.pending("close", "gateway:idle"), in_flight=0)
-    assert [c.executor for c in play.swap.pending] == ["gateway:busy", "agent:main"]
-    play.answer(play.pending("drain", "agent:main"))
-    assert play.swap.stage is Step.DRAIN
+    assert [c.executor for c in play.swap.pending] == ["gateway:busy"]
     play.answer(play.pending("drain", "gateway:busy"))
-    assert play.swap.stage is Step.RELEASE
+    assert [c.executor for c in play.swap.pending] == ["agent:main"], "what slots hold is asked when nothing runs"
+    play.answer(play.pending("drain", "agent:main"), slots=SLOTS)
+    assert play.swap.stage is Step.SAVE
+    assert [(r.step, r.outcome) for r in play.swap.steps][:2] == [(Step.CLOSE, "done"), (Step.DRAIN, "done")]
 
 
 def test_a_gateway_process_that_died_is_not_waited_for() -> None:

@@ -1,0 +1,161 @@
+"""The card machine when things happen at the worst moment: ends that meet grants, late leavers, old stores."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from swapper.core import machine
+from swapper.core.explain import explain_lease
+from swapper.core.types import Gate, LeaseState, ProofResult, Report
+from tests.support.play import GIB, MED, SMALL, Play, granted, spec, tenant
+
+
+def test_a_cancel_that_meets_the_proof_is_no_grant_and_the_card_goes_on() -> None:
+    play = Play(spec(tenant("med")), MED)
+    play.enqueue("a")
+    play.enqueue("b")
+    play.decide()
+    play.run(until="vacate")
+    play.end("a", LeaseState.CANCELLED)
+    play.answer(play.pending("vacate"))
+    assert play.lease("a").state is LeaseState.CANCELLED
+    assert play.card.holds == ()
+    play.decide()
+    play.run()
+    assert play.lease("b").state is LeaseState.GRANTED
+
+
+def test_a_resident_that_left_the_configuration_leaves_first_and_breaks_nothing() -> None:
+    play = Play(spec(tenant("med"), tenant("small", need_mib=20 * GIB)), "llama/gone", MED)
+    play.demand((SMALL, 1, 0))
+    play.decide()
+    assert play.swap.from_ == ("llama/gone", MED)
+
+
+def test_a_drain_that_fails_twice_says_that_conversations_may_be_lost() -> None:
+    play = Play(spec(tenant("med")), MED)
+    play.enqueue("a")
+    play.decide()
+    play.run(until="drain", close={"in_flight": 0})
+    for _ in range(2):
+        play.answer(play.pending("drain"), ok=False, detail="no answer from /slots")
+    play.run()
+    (lost,) = play.log["sw_100"].conversations
+    assert (lost.saved, lost.result) == (False, ProofResult.COLD)
+    assert "no answer from /slots" in (lost.reason or "")
+    assert "1 not saved" in (play.lease("a").explain or "")
+
+
+def test_the_displaced_resident_comes_back_although_another_model_was_served_first() -> None:
+    play = Play(spec(tenant("med"), tenant("small", need_mib=4 * GIB)), MED)
+    play.enqueue("a")
+    play.decide()
+    play.run()
+    play.demand((SMALL, 1, 0))
+    play.end("a")
+    play.decide()
+    assert play.swap.to == (SMALL,)
+    play.run()
+    play.demand()
+    play.decide()
+    play.run()
+    assert set(play.card.residents) == {MED, SMALL}
+    assert play.card.return_to is None
+
+
+def test_a_resident_lost_while_another_is_still_owed_is_not_forgotten() -> None:
+    play = Play(spec(tenant("med"), tenant("small", need_mib=4 * GIB)), MED, SMALL)
+    play.enqueue("a")
+    play.decide()
+    play.run()
+    play.end("a")
+    play.decide()
+    play.run(until="load")
+    first, second = play.swap.pending
+    play.answer(first, ok=False, detail="exit code 1")
+    play.answer(second)
+    play.answer(play.pending("load"), ok=False, detail="exit code 1")
+    play.run()
+    assert play.card.residents == (SMALL,)
+    play.observe({SMALL: "failed"})
+    assert set(play.card.return_to or ()) == {MED, SMALL}
+
+
+def test_a_holder_that_leaves_while_the_proof_is_under_way_must_be_seen_gone_as_well() -> None:
+    play = Play(spec(tenant("med", need_mib=4 * GIB)), MED)
+    play.enqueue("part", vram_mib=4 * GIB, holder_pid=123)
+    play.decide()
+    play.run()
+    play.enqueue("more", vram_mib=4 * GIB)
+    play.decide()
+    play.end("part")
+    play.decide()
+    play.answer(play.pending("vacate"))
+    (again,) = play.swap.pending
+    assert [d["pid"] for d in again.args["departed"]] == [123]  # pyright: ignore
+    play.answer(again)
+    assert play.lease("more").state is LeaseState.GRANTED
+    assert play.card.departed == ()
+
+
+def test_after_a_second_fault_in_a_row_nothing_is_tried_without_a_rest() -> None:
+    play = Play(spec(tenant("med")), MED)
+    play.enqueue("a")
+    play.decide()
+    for _ in range(2):
+        play.run(until="vacate")
+        play.answer(play.pending("vacate"), ok=False, free_mib=0, holders=["pid 7"])
+        play.decide()
+    assert play.card.fault is not None
+    assert play.card.swap is None
+    play.pass_time(30_000)
+    assert play.decide()
+
+
+def test_an_owed_tenant_that_left_the_configuration_does_not_hold_up_the_defaults() -> None:
+    play = Play(spec(tenant("med", default=True)))
+    play.world = replace(play.world, cards={"gpu0": replace(play.card, return_to=("llama/gone",))})
+    play.decide()
+    assert play.swap.to == (MED,)
+    play.run()
+    assert play.card.return_to is None
+
+
+def test_leases_of_a_card_that_left_the_configuration_end_with_the_reason() -> None:
+    play = Play(spec(tenant("med")), MED)
+    play.enqueue("a", card="gpu9")
+    assert "not configured" in explain_lease(play.world, play.spec, play.lease("a"), 1)
+    play.decide()
+    assert play.lease("a").state is LeaseState.FAILED
+    assert "gpu9" in (play.lease("a").reason or "")
+
+
+def test_a_gateway_that_knows_a_higher_epoch_is_told_again_above_it() -> None:
+    play = Play(spec(tenant("med")), MED, gateways=("g1", "g2"))
+    play.enqueue("a")
+    play.decide()
+    close = play.pending("close", "gateway:g1")
+    refused = Report(close.executor, "gpu0", MED, close.token, close.n, "close", "refused", data={"epoch": 7})
+    commit = machine.on_gate_refused(play.world, play.spec, refused)
+    assert commit is not None
+    play.apply(commit)
+    assert play.world.gates[MED] == Gate(8, open=False)
+    assert [c.args["epoch"] for c in play.swap.pending] == [8, 8]
+    play.run()
+    assert play.lease("a").state is LeaseState.GRANTED
+
+
+def test_residents_loaded_since_the_first_lease_come_back_too() -> None:
+    play = granted()
+    play.end("a")
+    play.demand((SMALL, 1, 0))
+    of = spec(tenant("med", need_mib=20 * GIB), tenant("small", need_mib=20 * GIB))
+    play.spec = of
+    play.decide()
+    play.run()
+    assert play.card.residents == (SMALL,)
+    play.demand()
+    play.enqueue("b")
+    play.decide()
+    play.run()
+    assert play.card.return_to == (MED, SMALL)
