@@ -22,8 +22,6 @@ from workers.backend import Backend, SaveArgs, SaveUnsupported
 from workers.observe import Sight
 from workers.vacate import VacateArgs, vacate
 
-RELEASE_LIMIT_MS = 60_000
-
 ArgsT = TypeVar("ArgsT")
 
 
@@ -43,7 +41,7 @@ class _Save(msgspec.Struct, frozen=True):
 
 
 class _Release(msgspec.Struct, frozen=True):
-    limit_ms: int = RELEASE_LIMIT_MS
+    limit_ms: int
 
 
 class _Restore(msgspec.Struct, frozen=True):
@@ -118,6 +116,7 @@ async def _drain(backend: Backend, tenant: str, _command: Command) -> Outcome:
 async def _save(backend: Backend, tenant: str, command: Command) -> Outcome:
     args = _args(command, _Save)
     extra = {key: value for key, value in command.args.items() if key not in {"slot", "name"}}
+    extra["token"] = command.token
     try:
         saved = await backend.save(tenant, SaveArgs(args.slot, args.name, extra))
     except SaveUnsupported as error:

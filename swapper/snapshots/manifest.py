@@ -78,7 +78,6 @@ class Manifest:
     token: int = 0
     boot: str = ""
     digest: str | None = None
-    request_digest: str | None = None
     restored_ms: int | None = None
     version: int = VERSION
 

@@ -122,6 +122,7 @@ class RecordingBackend:
         self.tenants = tenants or ("llama/med",)
         self.states = dict.fromkeys(self.tenants, TenantState.UNLOADED)
         self.calls: list[str] = []
+        self.saves: list[SaveArgs] = []
         self.cancelled: list[str] = []
         self.held: dict[str, Verb] = {}
         self.errors: dict[str, Exception] = {}
@@ -168,6 +169,7 @@ class RecordingBackend:
         return Quiesced((SlotUse(0, 100),))
 
     async def save(self, tenant: str, args: SaveArgs) -> Saved:
+        self.saves.append(args)
         await self._call(f"save {tenant} {args.slot}")
         return Saved(args.name, args.slot, 100, 2048, 1.5)
 

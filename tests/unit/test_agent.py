@@ -83,7 +83,7 @@ async def test_a_lane_is_worked_off_in_token_order_whatever_the_order_of_arrival
     link: MemoryLink, backend: RecordingBackend, running: Running
 ) -> None:
     async with running():
-        await link.send(command("load", 9, 4), command("release", 9, 3))
+        await link.send(command("load", 9, 4), command("release", 9, 3, limit_ms=60_000))
         await link.answer(9, 4)
     assert backend.calls == ["release llama/med 60000", "load llama/med"]
 
@@ -130,9 +130,9 @@ async def test_a_command_older_than_the_mark_is_refused(
     async with running():
         await link.send(command("load", 9, 5))
         await link.answer(9, 5)
-        await link.send(command("release", 9, 4))
+        await link.send(command("release", 9, 4, limit_ms=60_000))
         assert (await link.answer(9, 4)).outcome == "refused"
-        await link.send(command("release", 8, 9))
+        await link.send(command("release", 8, 9, limit_ms=60_000))
         assert (await link.answer(8, 9)).detail == "overtaken by command 5 of token 9"
     assert backend.calls == ["load llama/med"]
 
@@ -142,7 +142,7 @@ async def test_the_mark_outlives_the_agent(link: MemoryLink, backend: RecordingB
         await link.send(command("load", 9, 5))
         await link.answer(9, 5)
     async with running():
-        await link.send(command("release", 8, 1))
+        await link.send(command("release", 8, 1, limit_ms=60_000))
         assert (await link.answer(8, 1)).outcome == "refused"
         assert (await link.volunteered("hello", count=2)).data == {"mark": 9}
     assert backend.calls == ["load llama/med"]
@@ -194,7 +194,7 @@ async def test_a_newer_command_waits_for_a_verb_that_acts(
 async def test_of_what_piled_up_only_the_newest_token_is_executed(
     link: MemoryLink, backend: RecordingBackend, running: Running
 ) -> None:
-    await link.send(command("load", 8, 1), command("release", 9, 1), command("load", 9, 2))
+    await link.send(command("load", 8, 1), command("release", 9, 1, limit_ms=60_000), command("load", 9, 2))
     async with running():
         assert (await link.answer(9, 2)).outcome == "ok"
         assert (await link.answer(8, 1)).outcome == "refused"
@@ -223,7 +223,7 @@ async def test_the_outbox_is_read_on_from_the_first_entry_without_an_answer(
         await link.send(command("load", 9, 1, tenant="llama/big"), command("load", 9, 2))
         await link.answer(9, 1)
         await slow.begun.wait()
-        await link.send(command("release", 9, 3, tenant="llama/big"))
+        await link.send(command("release", 9, 3, tenant="llama/big", limit_ms=60_000))
         await link.answer(9, 3)
     slow.end.set()
     link.reads.clear()
@@ -243,6 +243,15 @@ async def test_a_backend_error_is_a_failure_with_its_sentence(
     assert (report.outcome, report.detail) == ("failed", "the file med.gguf is corrupt")
 
 
+async def test_a_save_is_told_the_token_it_belongs_to(
+    link: MemoryLink, backend: RecordingBackend, running: Running
+) -> None:
+    async with running():
+        await link.send(command("save", 9, 1, slot=0, name="a.bin"))
+        await link.answer(9, 1)
+    assert [args.extra for args in backend.saves] == [{"token": 9}]
+
+
 async def test_a_server_that_cannot_save_is_told_apart_from_a_failure(
     link: MemoryLink, backend: RecordingBackend, running: Running
 ) -> None:
@@ -260,7 +269,7 @@ async def test_an_unexpected_error_is_reported_and_the_lane_goes_on(
     monkeypatch.setattr(supervise, "log", said)
     backend.errors["load llama/med"] = KeyError("slot")
     async with running():
-        await link.send(command("load", 9, 1), command("release", 9, 2))
+        await link.send(command("load", 9, 1), command("release", 9, 2, limit_ms=60_000))
         report = await link.answer(9, 1)
         assert (await link.answer(9, 2)).outcome == "ok"
     assert (report.outcome, report.detail) == ("failed", "load llama/med: KeyError: 'slot'")
@@ -273,6 +282,10 @@ async def test_an_unexpected_error_is_reported_and_the_lane_goes_on(
         (command("load", 9, 1, tenant="llama/none"), "llama/none is not configured on this host"),
         (command("dance", 9, 1), "this agent has no verb 'dance'; is it older than its coordinator?"),
         (command("vacate", 9, 1, card="gpu7", tenant=None), "card gpu7 is not configured on this host"),
+        (
+            command("release", 9, 1),
+            "release: cannot use the arguments: Object missing required field `limit_ms`",
+        ),
         (
             command("save", 9, 1, slot="zero", name="a"),
             "save: cannot use the arguments: Expected `int`, got `str` - at `$.slot`",
@@ -299,7 +312,7 @@ async def test_answers_wait_for_a_store_that_is_away(
         slow.end.set()
         await link.switch(down=False)
         assert (await link.answer(9, 1)).outcome == "ok"
-        await link.send(command("release", 9, 2))
+        await link.send(command("release", 9, 2, limit_ms=60_000))
         assert (await link.answer(9, 2)).outcome == "ok"
 
 

@@ -53,7 +53,9 @@ async def test_saves_of_one_token_that_wait_together_run_side_by_side_and_what_f
     first, second = backend.hold("save llama/med 0"), backend.hold("save llama/med 1")
     async with running():
         await link.send(
-            command("save", 9, 1, slot=0, name="a"), command("save", 9, 2, slot=1, name="b"), command("release", 9, 3)
+            command("save", 9, 1, slot=0, name="a"),
+            command("save", 9, 2, slot=1, name="b"),
+            command("release", 9, 3, limit_ms=60_000),
         )
         await first.begun.wait()
         await second.begun.wait()

@@ -24,13 +24,6 @@ _CONNECT_S = 5.0
 _BURST_S = 0.5
 
 
-class Progress(msgspec.Struct, frozen=True):
-    """How far a load is: a stage name and its share, 0 to 1."""
-
-    current: str = ""
-    value: float = 0.0
-
-
 class Status(msgspec.Struct, frozen=True):
     """A model's `status`. `args` of a running model hold its child's real `--port`."""
 

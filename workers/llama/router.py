@@ -261,10 +261,6 @@ class LlamaRouter:
         keeper.restored(snapshot)
         return Restored(slot, answer.n_restored, answer.timings.restore_ms)
 
-    def supersede(self, tenant: str, keep: set[str]) -> list[str]:
-        """Delete older snapshots of the tenant that had been restored, now that `keep` are complete. Blocking."""
-        return self._keeper.folder.supersede(tenant, keep) if self._keeper is not None else []
-
     def _name(self, tenant: str) -> str:
         try:
             return self._tenants[tenant]
