@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from swapper.core.types import Departed
 from workers.backend import Reading
 from workers.observe import Sight
 from workers.vram.holders import Holder
@@ -25,12 +24,22 @@ EAGER_S = 2.0
 SLOW_POLL_S = 0.25
 
 
+class Left(msgspec.Struct, frozen=True):
+    """One who left (core.types.Departed). `started`: when its process did, unix seconds; None: not known."""
+
+    lease: str
+    label: str
+    pid: int | None
+    free_ms: int
+    started: float | None = None
+
+
 class VacateArgs(msgspec.Struct, frozen=True):
     """Arguments of the verb. `now_ms` is the store's time at the order, the clock `free_ms` belongs to."""
 
     need_mib: int
     limit_ms: int
-    departed: tuple[Departed, ...] = ()
+    departed: tuple[Left, ...] = ()
     now_ms: int | None = None
 
 
@@ -83,7 +92,7 @@ def _leaving(stack: ExitStack, args: VacateArgs, started: float, exited: asyncio
     now_ms = time.time_ns() // 1_000_000 if args.now_ms is None else args.now_ms
     leaving: list[_Leaving] = []
     for departed in args.departed:
-        process = None if departed.pid is None else Holder(departed.pid)
+        process = None if departed.pid is None else Holder(departed.pid, departed.started)
         if process is not None:
             stack.callback(process.close)
             process.wake_on_exit(exited)

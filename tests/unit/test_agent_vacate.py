@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict
 
+import psutil
 import pytest
 
 from swapper.core.types import Departed
@@ -15,7 +16,7 @@ from tests.unit.agent_doubles import Place, RecordingBackend, ScriptedProbe, com
 from workers import vacate as vacate_module
 from workers.backend import TenantState
 from workers.observe import Sight
-from workers.vacate import VacateArgs, Vacated, vacate
+from workers.vacate import Left, VacateArgs, Vacated, vacate
 from workers.verbs import Outcome, Verbs
 
 
@@ -31,8 +32,8 @@ def holder() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def left(pid: int | None = None, free_ms: int = 0) -> tuple[Departed, ...]:
-    return (Departed("ls_1", "encode", pid, free_ms),)
+def left(pid: int | None = None, free_ms: int = 0, started: float | None = None) -> tuple[Left, ...]:
+    return (Left("ls_1", "encode", pid, free_ms, started),)
 
 
 async def test_a_card_that_is_free_is_free_at_the_first_look() -> None:
@@ -76,6 +77,21 @@ async def test_a_process_that_is_long_gone_is_not_waited_for(holder: subprocess.
     assert seen.free
 
 
+async def test_a_process_that_took_the_holder_s_pid_later_is_not_the_holder(holder: subprocess.Popen[bytes]) -> None:
+    born = psutil.Process(holder.pid).create_time()
+    later = await vacate(sight_of(ScriptedProbe()), "gpu0", VacateArgs(1, 0, left(holder.pid, started=born - 60)))
+    itself = await vacate(sight_of(ScriptedProbe()), "gpu0", VacateArgs(1, 0, left(holder.pid, started=born)))
+    assert (later.free, itself.free) == (True, False)
+
+
+async def test_the_verb_takes_the_start_of_a_departed_holder_where_it_is_told(
+    holder: subprocess.Popen[bytes],
+) -> None:
+    verbs = Verbs({"llama": RecordingBackend()}, sight_of(ScriptedProbe()))
+    departed = asdict(Departed("ls_1", "encode", holder.pid, 0)) | {"started": 1.0}
+    assert (await verbs.run(command("vacate", 9, 1, tenant=None, need_mib=1, limit_ms=0, departed=[departed]))).ok
+
+
 async def test_a_holder_without_a_process_counts_as_gone_at_its_moment_on_the_store_s_clock() -> None:
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -87,7 +103,7 @@ async def test_a_holder_without_a_process_counts_as_gone_at_its_moment_on_the_st
 
 async def test_when_the_limit_passes_it_names_who_is_left(holder: subprocess.Popen[bytes]) -> None:
     sight = sight_of(ScriptedProbe(300))
-    departed = (*left(holder.pid), Departed("ls_2", "render", None, 9_000))
+    departed = (*left(holder.pid), Left("ls_2", "render", None, 9_000))
     seen = await vacate(sight, "gpu0", VacateArgs(1, 0, departed, now_ms=0))
     assert seen == Vacated(False, 300, (f"pid {holder.pid} (test)", "render"))
 

@@ -1,7 +1,8 @@
 """Lease holders as processes: are they gone, and wake me when they go.
 
-Invariant: a process is known by its pid and its start, so that a reused pid is never taken for the holder; a zombie
-counts as gone (it holds no VRAM). It only looks: nothing here sends a signal.
+Invariant: a process is known by its pid and its start, so that a pid reused after we began to look is never taken for
+the holder, and one reused before neither, where the caller knows when the holder started. A zombie counts as gone (it
+holds no VRAM). It only looks: nothing here sends a signal.
 """
 
 from __future__ import annotations
@@ -11,18 +12,24 @@ import os
 
 import psutil
 
+CLOCK_S = 2.0
+"""A process that started so much later than its holder is another one; start times are not known any better."""
+
 
 class Holder:
-    """One process, identified when it was first seen. Use `close` when it is of no more interest."""
+    """One process, `started` at that moment (unix seconds, as psutil tells it); None: whoever has the pid now.
 
-    def __init__(self, pid: int) -> None:
+    Use `close` when it is of no more interest.
+    """
+
+    def __init__(self, pid: int, started: float | None = None) -> None:
         self.pid = pid
-        self._process = _find(pid)
+        self._process = _find(pid, started)
         self._pidfd = _open_pidfd(pid) if self._process else -1
 
     @property
     def alive(self) -> bool:
-        """True while the very process first seen runs."""
+        """True while that very process runs."""
         if self._process is None:
             return False
         try:
@@ -47,11 +54,13 @@ class Holder:
         event.set()
 
 
-def _find(pid: int) -> psutil.Process | None:
+def _find(pid: int, started: float | None) -> psutil.Process | None:
     try:
-        return psutil.Process(pid)
+        process = psutil.Process(pid)
+        reused = started is not None and process.create_time() > started + CLOCK_S
     except (psutil.NoSuchProcess, ValueError):
         return None
+    return None if reused else process
 
 
 def _open_pidfd(pid: int) -> int:
