@@ -14,7 +14,7 @@ from aiohttp import web
 
 from swapper.api.bodies import bad_value
 from swapper.api.context import ApiContext
-from swapper.api.views import card_json, lease_json, swap_json
+from swapper.api.views import card_json, conversation_json, lease_json, swap_json
 from swapper.errors import StoreDown
 from swapper.store import codec
 from swapper.store.protocol import StoredEvent
@@ -90,6 +90,9 @@ def _after_image(event: StoredEvent) -> str:
             card = codec.card_of(event)
             image = card_json(card, reading={}, capacity_mib=None, total_mib=None)
             body = {"id": card.name, "state": card.phase, **image}
+        case "conversation":
+            talk = codec.conversation_of(event)
+            body = {"id": talk.snapshot, "state": codec.conversation_state(talk), **conversation_json(talk)}
         case _:
             return event.data.replace("\r", " ").replace("\n", " ")
     return json.dumps({**body, "version": event.version}, ensure_ascii=False)

@@ -5,7 +5,8 @@ Invariant: one reading of the world per answer, so that its parts agree; nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import cast
 
 from aiohttp import web
 
@@ -14,7 +15,7 @@ from swapper.api import bodies
 from swapper.api.context import ApiContext
 from swapper.api.leases import view_lease
 from swapper.api.problem import Problem
-from swapper.api.views import Json, card_json, conversation_json, iso, swap_json
+from swapper.api.views import Json, card_json, conversation_json, holder_json, iso, swap_json
 from swapper.core.explain import explain_demand
 from swapper.core.spec import TenantSpec
 from swapper.core.types import Card, Conversation, Demand, Swap, World
@@ -110,11 +111,16 @@ class StatusRoutes:
 
     def _card_view(self, world: World, name: str) -> Json:
         spec = self._ctx.spec.cards[name]
+        card = world.cards.get(name, Card(name))
+        reading = self._ctx.live.readings().get(name, {})
+        pids = _lease_pids(world, card)
+        seen = cast("Sequence[str]", reading.get("holders", ()))
         return card_json(
-            world.cards.get(name, Card(name)),
-            reading=self._ctx.live.readings().get(name, {}),
+            card,
+            reading=reading,
             capacity_mib=self._ctx.capacity_mib(name),
             total_mib=self._ctx.total_mib(spec),
+            holders=[holder_json(one, tenants=self._ctx.spec.tenants, lease_pids=pids) for one in seen],
         )
 
     def _tenant_view(self, world: World, tenant: TenantSpec, swaps: tuple[Swap, ...]) -> Json:
@@ -148,6 +154,12 @@ class StatusRoutes:
             "oldest_at": iso(demand.oldest_ms),
             "explain": explain_demand(world, self._ctx.spec, demand.tenant) if known else None,
         }
+
+
+def _lease_pids(world: World, card: Card) -> set[int]:
+    """The processes that leases of the card name, also those of leases that ended and whose memory may still go."""
+    named = {lease.request.holder_pid for lease in world.leases.values() if lease.card == card.name}
+    return {pid for pid in named | {gone.pid for gone in card.departed} if pid is not None}
 
 
 def _conversations(tenant: str, swaps: Iterable[Swap]) -> tuple[Conversation, ...]:

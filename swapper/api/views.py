@@ -6,12 +6,14 @@ tenants by name. Touches nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 
 from swapper.core.types import FINAL, Card, Conversation, Lease, LeaseState, StepRecord, Swap
 
 Json = dict[str, object]
+_PROCESS = re.compile(r"pid (?P<pid>\d+)(?: \((?P<name>.*)\))?")
 _NO_ENV: Mapping[str, str | None] = {"CUDA_VISIBLE_DEVICES": None, "HIP_VISIBLE_DEVICES": None}
 
 
@@ -132,8 +134,15 @@ def conversation_json(conversation: Conversation) -> Json:
     }
 
 
-def card_json(card: Card, *, reading: Mapping[str, object], capacity_mib: int | None, total_mib: int | None) -> Json:
-    """A card with what its probe read; VRAM figures are null until it was read."""
+def card_json(
+    card: Card,
+    *,
+    reading: Mapping[str, object],
+    capacity_mib: int | None,
+    total_mib: int | None,
+    holders: Iterable[Json] = (),
+) -> Json:
+    """A card with what its probe read, `holders` as `holder_json` gives them; VRAM is null until it was read."""
     fault = card.fault
     return {
         "name": card.name,
@@ -164,5 +173,21 @@ def card_json(card: Card, *, reading: Mapping[str, object], capacity_mib: int | 
             "used_mib": reading.get("used_mib"),
             "free_mib": reading.get("free_mib"),
         },
-        "holders": reading.get("holders", []),
+        "holders": list(holders),
+    }
+
+
+def holder_json(seen: str, *, tenants: Collection[str], lease_pids: Collection[int]) -> Json:
+    """Who holds VRAM, from a reading's word for it: a tenant's id, `pid 12 (ffmpeg)` or `pid 12`, or just a name.
+
+    `foreign` is False for tenants and for the processes that leases name (`lease_pids`).
+    """
+    process = _PROCESS.fullmatch(seen)
+    pid = None if process is None else int(process["pid"])
+    tenant = seen if seen in tenants else None
+    return {
+        "name": seen if process is None else process["name"] or seen,
+        "pid": pid,
+        "tenant": tenant,
+        "foreign": tenant is None and pid not in lease_pids,
     }

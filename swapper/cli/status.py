@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from swapper.cli.common import Json, Server, console, lease_line, mib, print_json, server_options
@@ -60,13 +58,15 @@ def _card_notes(card: Json) -> list[str]:
     if card["return_to"]:
         notes.append(f"comes back afterwards: {', '.join(card['return_to'])}")
     if card["holders"]:
-        notes.append(f"VRAM held by: {', '.join(map(_holder, card['holders']))}")
+        notes.append(f"VRAM held by: {'; '.join(map(_holder, card['holders']))}")
     notes += [f"{tenant} could not be loaded: {failure['reason']}" for tenant, failure in card["failed"].items()]
     return notes
 
 
-def _holder(holder: Any) -> str:  # noqa: ANN401
-    return holder if isinstance(holder, str) else " ".join(f"{name}={value}" for name, value in holder.items())
+def _holder(holder: Json) -> str:
+    name, pid = holder["name"], holder["pid"]
+    said = name if pid is None or name == f"pid {pid}" else f"{name} (pid {pid})"
+    return f"{said}, foreign" if holder["foreign"] else said
 
 
 def _tenant_cells(tenant: Json) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ _CARD = msgspec.json.Decoder(Card)
 _SWAP = msgspec.json.Decoder(Swap)
 _COMMAND = msgspec.json.Decoder(Command)
 _REPORT = msgspec.json.Decoder(Report)
+_CONVERSATION = msgspec.json.Decoder(Conversation)
 _DEMAND = msgspec.json.Decoder(tuple[Demand, ...])
 # Lenient: in a lease's after-image the token is a string, because JSON readers with doubles would lose digits.
 _LEASE = msgspec.json.Decoder(Lease, strict=False)
@@ -147,7 +148,7 @@ def _card(value: Card) -> dict[str, str]:
 
 def _gate(tenant: str, gate: Gate) -> dict[str, str]:
     state = "open" if gate.open else "closed"
-    doc = encode({"id": tenant, "gate": state, "epoch": gate.epoch})
+    doc = encode({"id": tenant, "state": state, "epoch": gate.epoch})
     return {"tenant": tenant, "epoch": str(gate.epoch), "open": "1" if gate.open else "0", "doc": doc}
 
 
@@ -161,12 +162,13 @@ def _alert(alert: Alert) -> dict[str, str]:
 
 
 def _conversation(talk: Conversation) -> dict[str, str]:
-    state = talk.result or ("saved" if talk.saved else "lost")
-    return {
-        "type": "conversation",
-        "subject": talk.snapshot,
-        "doc": image({"id": talk.snapshot, "state": state}, talk),
-    }
+    head = {"id": talk.snapshot, "state": conversation_state(talk)}
+    return {"type": "conversation", "subject": talk.snapshot, "doc": image(head, talk)}
+
+
+def conversation_state(talk: Conversation) -> str:
+    """The `state` of a conversation's events: `unproved|warm|cold` once restored or given up, before `saved|lost`."""
+    return talk.result or ("saved" if talk.saved else "lost")
 
 
 def _once(kind: str, names: Iterable[str]) -> None:
@@ -207,3 +209,8 @@ def card_of(event: StoredEvent) -> Card:
 def swap_of(event: StoredEvent) -> Swap:
     """The after-image of a `swap` event."""
     return _SWAP.decode(event.data)
+
+
+def conversation_of(event: StoredEvent) -> Conversation:
+    """The after-image of a `conversation` event."""
+    return _CONVERSATION.decode(event.data)

@@ -189,6 +189,7 @@ async def test_every_write_is_an_event_with_its_after_image(store: RedisStore) -
     images = [msgspec.json.decode(event.data, type=dict[str, object]) for event in events]
     assert [image["id"] for image in images] == [event.subject for event in events]
     assert '"state":"save"' in events[0].data
+    assert images[2]["state"] == "closed"
     assert '"state":"warm"' in events[3].data
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 
 import aiohttp
@@ -10,9 +11,22 @@ import pytest
 
 from swapper.api.auth import scope_needed
 from swapper.api.ids import lease_id
+from swapper.api.views import conversation_json
 from swapper.client.sse import Message, messages
 from swapper.core.commit import Commit, Committed
-from swapper.core.types import Card, Conversation, Demand, Gate, Hold, Step, StepOutcome, StepRecord, Swap, WorkClass
+from swapper.core.types import (
+    Card,
+    Conversation,
+    Demand,
+    Departed,
+    Gate,
+    Hold,
+    Step,
+    StepOutcome,
+    StepRecord,
+    Swap,
+    WorkClass,
+)
 from tests.support.api import Served, key, served
 
 SWAP = Swap(
@@ -31,6 +45,7 @@ SWAP = Swap(
     outcome="done",
     ended_ms=1_900_000_000_200,
 )
+HOLDERS = ["llama/med", "pid 12 (ffmpeg (2))", "pid 13", "llama/other"]
 
 
 @pytest.fixture
@@ -129,9 +144,14 @@ async def test_an_unknown_path_is_a_problem_or_an_envelope(http: aiohttp.ClientS
 
 async def test_the_status_tells_cards_tenants_leases_and_demand(api: Served, http: aiohttp.ClientSession) -> None:
     api.live.tenants["llama/med"] = "loaded"
-    api.live.cards["gpu0"] = {"total_mib": 24576, "used_mib": 6144, "free_mib": 18432, "holders": ["llama/med"]}
+    api.live.cards["gpu0"] = {"total_mib": 24576, "used_mib": 6144, "free_mib": 18432, "holders": HOLDERS}
     await api.store.beat("g1", (Demand("g1", "llama/med", WorkClass.INTERACTIVE, 2, 1, 5_000),), ttl_ms=60_000)
-    card = Card("gpu0", residents=("llama/med",), holds=(Hold("ls_1", "encode", 2048, None, granted=True),))
+    card = Card(
+        "gpu0",
+        residents=("llama/med",),
+        holds=(Hold("ls_1", "encode", 2048, None, granted=True),),
+        departed=(Departed("ls_0", "gone", 12, free_ms=0),),
+    )
     commit = Commit(cards=(card,), swaps=(SWAP,), gates={"llama/med": Gate(3, open=True)})
     assert await api.store.commit(commit) == Committed()
     async with http.post("/api/leases", json={"label": "next"}) as answer:
@@ -146,7 +166,12 @@ async def test_the_status_tells_cards_tenants_leases_and_demand(api: Served, htt
         24 * 1024 - 512 - 2048,
     )
     assert gpu0["vram"] == {"total_mib": 24576, "used_mib": 6144, "free_mib": 18432}
-    assert gpu0["holders"] == ["llama/med"]
+    assert gpu0["holders"] == [
+        {"name": "llama/med", "pid": None, "tenant": "llama/med", "foreign": False},
+        {"name": "ffmpeg (2)", "pid": 12, "tenant": None, "foreign": False},
+        {"name": "pid 13", "pid": 13, "tenant": None, "foreign": True},
+        {"name": "llama/other", "pid": None, "tenant": None, "foreign": True},
+    ]
     assert gpu1["vram"] == {"total_mib": 8192, "used_mib": None, "free_mib": None}
     assert [(found["id"], found["position"]) for found in status["leases"]] == [(lease["id"], 1)]
     assert status["queued"] == 1
@@ -225,6 +250,30 @@ async def test_events_arrive_as_they_happen_and_resume_where_they_stopped(
     assert (card.event, swap.event) == ("card", "swap")
     assert '"state": "steady"' in card.data
     assert '"state": "done"' in swap.data
+
+
+async def test_gates_and_conversations_are_told_with_the_names_of_the_other_routes(
+    api: Served, http: aiohttp.ClientSession
+) -> None:
+    commit = Commit(gates={"llama/med": Gate(2, open=True)}, conversations=SWAP.conversations)
+    assert await api.store.commit(commit) == Committed()
+    async with http.get("/api/events", headers={"Last-Event-ID": "0"}) as answer:
+        gate, talk = [(message.event, json.loads(message.data)) for message in await next_messages(answer, 2)]
+    assert gate == ("tenant", {"id": "llama/med", "state": "open", "epoch": 2})
+    (kept,) = SWAP.conversations
+    same = conversation_json(kept)
+    assert same["model"] == "llama/med"
+    assert talk == ("conversation", {"id": "a.bin", "state": "saved", **same, "version": 0})
+
+
+async def test_the_process_a_lease_names_is_not_foreign(api: Served, http: aiohttp.ClientSession) -> None:
+    async with http.post("/api/leases", json={"card": "gpu0", "holder_pid": 4711}) as answer:
+        lease = await answer.json()
+    api.live.cards["gpu0"] = {"holders": ["pid 4711 (blender)"]}
+    await api.grant(lease["id"])
+    async with http.get("/api/cards/gpu0") as answer:
+        holders = (await answer.json())["holders"]
+    assert holders == [{"name": "blender", "pid": 4711, "tenant": None, "foreign": False}]
 
 
 async def test_events_without_following_end_with_what_is_retained(http: aiohttp.ClientSession) -> None:

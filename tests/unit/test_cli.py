@@ -18,7 +18,7 @@ from swapper.cli import COMMANDS, cli
 from swapper.core.commit import Commit, Committed
 from swapper.core.types import Card, Gate
 from tests.support.api import Served, key, served
-from tests.unit.test_api_status import SWAP
+from tests.unit.test_api_status import HOLDERS, SWAP
 
 CONFIG = """
 listen: 127.0.0.1:{port}
@@ -91,7 +91,7 @@ async def test_a_request_that_is_not_granted_in_time_ends_with_75(api: Served) -
 
 
 async def test_the_status_is_for_people_or_for_programs(api: Served) -> None:
-    api.live.cards["gpu0"] = {"total_mib": 24576, "used_mib": 6144, "free_mib": 18432, "holders": ["llama/med"]}
+    api.live.cards["gpu0"] = {"total_mib": 24576, "used_mib": 6144, "free_mib": 18432, "holders": HOLDERS}
     api.live.wrong.append("the agent of host main has not reported yet")
     commit = Commit(
         cards=(Card("gpu0", residents=("llama/med",)),), swaps=(SWAP,), gates={"llama/med": Gate(1, open=True)}
@@ -99,6 +99,8 @@ async def test_the_status_is_for_people_or_for_programs(api: Served) -> None:
     assert await api.store.commit(commit) == Committed()
     shown = await swapper("status", "--url", api.url)
     assert "gpu0: steady, 6 GiB used of 24 GiB" in shown.stdout
+    held = "VRAM held by: llama/med; ffmpeg (2) (pid 12), foreign; pid 13, foreign; llama/other, foreign"
+    assert held in " ".join(shown.stdout.split())
     assert "1 (4096 tokens)" in shown.stdout
     assert "warning: the agent of host main" in shown.stderr
     programs = await swapper("status", "--json", "--url", api.url)
