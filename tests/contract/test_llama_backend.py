@@ -210,6 +210,20 @@ async def test_what_was_restored_goes_once_its_newer_save_is_complete_and_the_re
     assert {never.snapshot, second.snapshot} <= kept
 
 
+async def test_what_was_restored_stays_when_a_stranger_took_its_slot(
+    backend: LlamaRouter, talk: Talk, world: World
+) -> None:
+    await fresh_load(backend, "alpha")
+    await talk.say("alpha", LONG, slot=0)
+    first = await save(backend, "alpha")
+    await fresh_load(backend, "alpha")
+    await backend.restore("llama/alpha", first.snapshot, 0)
+    await talk.say("alpha", "A stranger.", slot=0)
+    assert 0 < (await save(backend, "alpha")).tokens < first.tokens
+    await fresh_load(backend, "alpha")
+    assert (world.slots / first.snapshot).exists()
+
+
 async def test_a_slot_folder_that_is_not_the_servers_is_named_beside_the_right_one(
     world: World, talk: Talk, tmp_path: Path
 ) -> None:

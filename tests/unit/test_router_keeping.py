@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import CapturingLogger
 
 from swapper.snapshots.manifest import Fingerprint, GgufIdentity, Manifest
 from workers.llama import keeping
@@ -30,11 +31,11 @@ async def keeper(folder: SlotFolder, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
     await keeper.close()
 
 
-def save(keeper: Keeper, name: str, *, saved_ms: int = 1) -> Manifest:
+def save(keeper: Keeper, name: str, *, saved_ms: int = 1, tokens: int = 50, restored: str | None = None) -> Manifest:
     keeper.begin(MED, name)
     (keeper.folder.path / name).write_bytes(bytes(100))
-    manifest = Manifest(name, MED, NOW, 0, 50, 100, saved_ms, boot=keeper.folder.boot)
-    keeper.finish(manifest)
+    manifest = Manifest(name, MED, NOW, 0, tokens, 100, saved_ms, boot=keeper.folder.boot)
+    keeper.finish(manifest, restored=restored)
     return manifest
 
 
@@ -92,7 +93,7 @@ async def test_an_old_snapshot_goes_when_its_newer_save_is_on_the_disk_and_befor
     keeper.restored("old.kv")
     keeper.tidy(MED)
     await keeper.listing(MED, NOW)
-    save(keeper, "new.kv", saved_ms=2)
+    save(keeper, "new.kv", saved_ms=2, restored="old.kv")
     keeper.tidy(MED)
     await asyncio.sleep(0)
     assert folder.size("old.kv") == 100
@@ -113,9 +114,38 @@ async def test_an_old_snapshot_stays_when_its_newer_save_cannot_be_brought_to_th
         raise OSError("input/output error")
 
     monkeypatch.setattr(folder, "settle", broken)
-    save(keeper, "new.kv", saved_ms=2)
+    save(keeper, "new.kv", saved_ms=2, restored="old.kv")
     keeper.tidy(MED)
     assert [info.snapshot for info in await keeper.listing(MED, NOW)] == ["new.kv", "old.kv"]
+
+
+async def test_a_restored_snapshot_stays_when_its_slot_was_not_saved_or_holds_a_stranger_now(
+    keeper: Keeper, folder: SlotFolder
+) -> None:
+    for name in ("a.kv", "b.kv"):
+        save(keeper, name)
+        keeper.restored(name)
+    keeper.tidy(MED)
+    await keeper.listing(MED, NOW)
+    save(keeper, "stranger.kv", saved_ms=2, tokens=3, restored="a.kv")
+    save(keeper, "another-slot.kv", saved_ms=3, tokens=500)
+    keeper.tidy(MED)
+    listed = {info.snapshot for info in await keeper.listing(MED, NOW)}
+    assert listed == {"a.kv", "b.kv", "stranger.kv", "another-slot.kv"}
+
+
+async def test_what_goes_and_why_is_in_the_log(
+    keeper: Keeper, folder: SlotFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = CapturingLogger()
+    monkeypatch.setattr(keeping, "_log", said)
+    save(keeper, "old.kv")
+    keeper.tidy(MED)
+    await keeper.listing(MED, NOW)
+    save(keeper, "new.kv", saved_ms=2, restored="old.kv")
+    keeper.tidy(MED)
+    await keeper.listing(MED, NOW)
+    assert [call.kwargs for call in said.calls] == [{"snapshot": "old.kv", "why": "new.kv holds its conversation"}]
 
 
 async def test_a_save_that_waits_for_another_moves_when_that_one_grows(keeper: Keeper, folder: SlotFolder) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from swapper.errors import BackendError
 from swapper.snapshots.manifest import MANIFEST_SUFFIX, Fingerprint, GgufIdentity, Manifest
-from workers.llama.slots import Keep, SlotFolder
+from workers.llama.slots import AGE_MS, Keep, SlotFolder
 
 NOW = Fingerprint("med", GgufIdentity("/m/med.gguf", "abc", 10, 5), "b1", 4096, 2, False)
 
@@ -20,10 +22,10 @@ def folder(tmp_path: Path) -> SlotFolder:
 
 
 def snapshot(
-    folder: SlotFolder, name: str, *, saved_ms: int = 1, tenant: str = "llama/med", size: int = 100
+    folder: SlotFolder, name: str, *, saved_ms: int = 1, tenant: str = "llama/med", tokens: int = 50, token: int = 0
 ) -> Manifest:
-    (folder.path / name).write_bytes(bytes(size))
-    manifest = Manifest(name, tenant, NOW, 0, 50, size, saved_ms, boot=folder.boot)
+    (folder.path / name).write_bytes(bytes(100))
+    manifest = Manifest(name, tenant, NOW, 0, tokens, 100, saved_ms, token=token, boot=folder.boot)
     folder.seal(manifest)
     return manifest
 
@@ -102,31 +104,72 @@ def test_sidecars_go_with_their_snapshot_and_neighbours_stay(folder: SlotFolder)
     assert left == {"med.a1.0.b.kv", "med.a1.0.b.kv" + MANIFEST_SUFFIX, "med.a1.01.ckpt"}
 
 
-def test_a_newer_save_replaces_what_was_restored_and_nothing_else(folder: SlotFolder) -> None:
-    restored(folder, snapshot(folder, "restored.kv", saved_ms=1))
-    snapshot(folder, "never-restored.kv", saved_ms=2)
-    restored(folder, snapshot(folder, "of-alpha.kv", saved_ms=1, tenant="llama/alpha"))
-    snapshot(folder, "new.kv", saved_ms=10)
-    assert folder.supersede("llama/med", {"new.kv"}) == ["restored.kv"]
-    assert names(folder) == {"never-restored.kv", "of-alpha.kv", "new.kv"}
+@pytest.mark.parametrize(("tokens", "replaced"), [(92, True), (500, True), (91, False), (1, False)])
+def test_a_save_replaces_what_was_restored_into_its_slot_only_if_it_can_be_that_conversation_gone_on(
+    folder: SlotFolder, tokens: int, replaced: bool
+) -> None:
+    restored(folder, snapshot(folder, "restored.kv", tokens=100))
+    snapshot(folder, "new.kv", tokens=tokens)
+    assert (folder.supersede("restored.kv", "new.kv") is not None) is replaced
+    assert names(folder) == ({"new.kv"} if replaced else {"new.kv", "restored.kv"})
 
 
-@pytest.mark.parametrize("keep", [set[str](), {"missing.kv"}, {"new.kv", "missing.kv"}])
-def test_without_every_newer_save_nothing_is_replaced(folder: SlotFolder, keep: set[str]) -> None:
-    restored(folder, snapshot(folder, "restored.kv", saved_ms=1))
-    snapshot(folder, "new.kv", saved_ms=10)
-    assert folder.supersede("llama/med", keep) == []
+def test_nothing_is_replaced_by_a_save_that_is_not_there_or_of_another_tenant(folder: SlotFolder) -> None:
+    restored(folder, snapshot(folder, "restored.kv"))
+    snapshot(folder, "of-alpha.kv", tenant="llama/alpha")
+    assert folder.supersede("restored.kv", "missing.kv") is None
+    assert folder.supersede("restored.kv", "of-alpha.kv") is None
+    assert names(folder) == {"restored.kv", "of-alpha.kv"}
+
+
+def gone(folder: SlotFolder, keep: Keep, now_ms: int = 100, current: set[str] | None = None) -> list[str]:
+    return [removed.snapshot for removed in folder.prune(keep, now_ms, current or set())]
 
 
 def test_old_snapshots_go_by_age_and_the_oldest_beyond_the_budget(folder: SlotFolder) -> None:
     for saved_ms in (10, 20, 30, 40):
-        snapshot(folder, f"{saved_ms}.kv", saved_ms=saved_ms)
-    assert folder.prune(Keep(age_ms=25), now_ms=40) == ["10.kv"]
-    assert folder.prune(Keep(bytes=250), now_ms=40) == ["20.kv"]
-    assert folder.prune(Keep(), now_ms=10**15) == []
+        snapshot(folder, f"{saved_ms}.kv", saved_ms=saved_ms, token=saved_ms)
+    assert gone(folder, Keep(age_ms=25), now_ms=40) == ["10.kv"]
+    assert gone(folder, Keep(bytes=250), now_ms=40) == ["20.kv"]
+    assert gone(folder, Keep()) == []
+
+
+def test_a_snapshot_goes_after_a_week_where_no_age_is_configured_even_an_only_copy(folder: SlotFolder) -> None:
+    snapshot(folder, "a.kv", saved_ms=0)
+    assert gone(folder, Keep(), AGE_MS) == []
+    assert [(r.snapshot, r.why) for r in folder.prune(Keep(), AGE_MS + 1)] == [("a.kv", "older than 168 h")]
+
+
+def test_the_budget_spares_every_save_of_the_visit_that_just_ended(folder: SlotFolder) -> None:
+    for n in (1, 2, 3):
+        snapshot(folder, f"{n}.kv", saved_ms=n, token=n)
+    assert gone(folder, Keep(bytes=0), current={"2.kv", "3.kv"}) == ["1.kv"]
+
+
+def test_the_budget_spares_what_every_tenant_has_not_got_back_of_its_newest_swap(folder: SlotFolder) -> None:
+    snapshot(folder, "orphan.kv", saved_ms=1, tenant="llama/alpha", token=1)
+    snapshot(folder, "alpha-0.kv", saved_ms=2, tenant="llama/alpha", token=2)
+    snapshot(folder, "alpha-1.kv", saved_ms=3, tenant="llama/alpha", token=2)
+    restored(folder, snapshot(folder, "alpha-2.kv", saved_ms=4, tenant="llama/alpha", token=2))
+    snapshot(folder, "med.kv", saved_ms=5, token=3)
+    removed = folder.prune(Keep(bytes=0), 100)
+    assert [r.snapshot for r in removed] == ["orphan.kv", "alpha-2.kv"]
+    assert {r.why for r in removed} == {"beyond the budget of 0 MiB"}
+    assert names(folder) == {"alpha-0.kv", "alpha-1.kv", "med.kv"}
 
 
 def test_a_disk_below_its_floor_refuses_saves(folder: SlotFolder) -> None:
-    folder.check_space(Keep())
+    folder.check_space(Keep(free_bytes=1))
     with pytest.raises(BackendError, match="nothing is saved"):
         folder.check_space(Keep(free_bytes=1 << 62))
+
+
+def test_half_a_gib_of_the_disk_stays_free_where_nothing_else_is_said(
+    folder: SlotFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def disk(_path: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=(512 << 20) - 1)
+
+    monkeypatch.setattr(shutil, "disk_usage", disk)
+    with pytest.raises(BackendError, match="has 511 MiB free, the floor is 512 MiB"):
+        folder.check_space(Keep())

@@ -1,8 +1,8 @@
 """The snapshots of one router: what was saved since the last load, which digests are under way, what may go.
 
 Invariant: nothing slow happens on the way of a swap: files are synced and their digests computed a while after a save
-(at once when a load asks for them) and read ahead during a load, old files are removed after the release. Snapshots
-that were never restored go only by age or budget.
+(at once when a load asks for them) and read ahead during a load, old files are removed after the release. What may
+be the only copy of a conversation goes only by age; whatever goes is named in the log with the reason.
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ _log = structlog.stdlib.get_logger("workers.llama")
 
 @dataclass(slots=True)
 class _Visit:
-    """Saves of one tenant since it was loaded; `open` are those begun and not finished."""
+    """Saves of one tenant since it was loaded, each with the snapshot that had been restored into its slot.
 
-    saved: set[str] = field(default_factory=set[str])
+    `open` are those begun and not finished.
+    """
+
+    saved: dict[str, str | None] = field(default_factory=dict[str, str | None])
     open: set[str] = field(default_factory=set[str])
 
 
@@ -75,13 +78,16 @@ class Keeper:
             await asyncio.to_thread(self.folder.remove, name)
         self._visits[tenant].open.discard(name)
 
-    def finish(self, manifest: Manifest) -> None:
-        """A save is complete: write its manifest; sync and digest follow in the background."""
+    def finish(self, manifest: Manifest, *, restored: str | None = None) -> None:
+        """A save is complete: write its manifest; sync and digest follow in the background.
+
+        `restored`: the snapshot that was restored into this slot of this very process, which the save may replace.
+        """
         with self._disk():
             self.folder.seal(manifest)
         visit = self._visits[manifest.tenant]
         visit.open.discard(manifest.snapshot)
-        visit.saved.add(manifest.snapshot)
+        visit.saved[manifest.snapshot] = restored
         name, hurry = manifest.snapshot, asyncio.Event()
         self._hurry[name] = hurry
         self._settling[name] = task = asyncio.create_task(self._settle(manifest, hurry), name=f"digest {name}")
@@ -114,16 +120,19 @@ class Keeper:
         if settling:
             await asyncio.wait(settling)
         kept = all(not task.cancelled() and task.exception() is None for task in settling)
-        await asyncio.to_thread(self._tidy, tenant, visit, replace_old=kept and not visit.open)
+        current = {name for other in (visit, *self._visits.values()) for name in other.saved}
+        await asyncio.to_thread(self._tidy, visit, current, replace_old=kept and not visit.open)
 
-    def _tidy(self, tenant: str, visit: _Visit, *, replace_old: bool) -> None:
+    def _tidy(self, visit: _Visit, current: set[str], *, replace_old: bool) -> None:
         try:
             for name in visit.open:  # its writer is gone now
                 self.folder.remove(name)
-            replaced = self.folder.supersede(tenant, visit.saved) if replace_old else []
-            removed = replaced + self.folder.prune(self._keep, self._now_ms())
-            if removed:
-                _log.info("snapshots removed", tenant=tenant, snapshots=removed)
+                _log.info("snapshot removed", snapshot=name, why="its save was not finished")
+            pairs = [(old, by) for by, old in visit.saved.items() if replace_old and old is not None]
+            for removed in filter(None, (self.folder.supersede(old, by) for old, by in pairs)):
+                _log.info("snapshot removed", snapshot=removed.snapshot, why=removed.why)
+            for removed in self.folder.prune(self._keep, self._now_ms(), current):
+                _log.info("snapshot removed", snapshot=removed.snapshot, why=removed.why)
         except OSError as error:
             _log.warning("old snapshots could not be removed", folder=str(self.folder.path), error=str(error))
 
@@ -163,7 +172,7 @@ class Keeper:
         return await self._check(manifest.snapshot)
 
     def restored(self, name: str) -> None:
-        """Note in the manifest that the conversation is back in a slot, so that its next save may replace this one."""
+        """Note in the manifest that the conversation is back in a slot, so that this is not its only copy just now."""
         current = self.folder.manifest(name)
         if current is None:
             raise BackendError(f"the manifest of {name} vanished while it was restored")

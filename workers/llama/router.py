@@ -44,13 +44,16 @@ _START_POLL_S = 0.05
 
 @dataclass(slots=True)
 class _Run:
-    """What we know of the child on `port`. `ours`: we loaded it, so a slot without a task is empty, unless restored."""
+    """What we know of the child on `port`. `ours`: we loaded it, so a slot without a task is empty, unless restored.
+
+    `restored`: the snapshot that came into each slot.
+    """
 
     port: str
     child: Child | None
     environ: tuple[str, ...] = ()
     ours: bool = False
-    restored: set[int] = field(default_factory=set[int])
+    restored: dict[int, str] = field(default_factory=dict[int, str])
 
 
 class LlamaRouter:
@@ -165,7 +168,8 @@ class LlamaRouter:
         if size != answer.n_written:
             await keeper.drop(tenant, args.name)
             raise BackendError(f"{args.name} has {size} bytes on disk, llama-server wrote {answer.n_written}")
-        keeper.finish(self._manifest(tenant, args, fingerprint, answer, keeper.folder.boot))
+        manifest = self._manifest(tenant, args, fingerprint, answer, keeper.folder.boot)
+        keeper.finish(manifest, restored=(await self._run(model)).restored.get(args.slot))
         return Saved(args.name, args.slot, answer.n_saved, answer.n_written, answer.timings.save_ms)
 
     async def release(self, tenant: str, *, limit_ms: int) -> None:
@@ -201,7 +205,9 @@ class LlamaRouter:
         snapshots = await self._keeper.listing(tenant, fingerprint) if self._keeper is not None else ()
         if fresh:  # not beside the above: on a CPU the model's threads spin, and every other one then delays them
             await smallest_answer(self._http, model, self._limits.answer_s)
-            (await self._run(model)).ours = True
+            run = await self._run(model)
+            run.ours = True
+            run.restored.clear()  # it may have been asleep, which empties its slots
         self._released.discard(name)
         backend_ms = (time.monotonic() - began) * 1000
         return Loaded(fingerprint.n_parallel, fingerprint.n_ctx_slot, snapshots, backend_ms)
@@ -257,7 +263,7 @@ class LlamaRouter:
             answer = await patiently(call, f"restore of {snapshot}", self._limits.restore_s, lambda: len(run.restored))
         if answer.n_restored != manifest.tokens:
             raise BackendError(f"llama-server restored {answer.n_restored} of {manifest.tokens} tokens of {snapshot}")
-        run.restored.add(slot)
+        run.restored[slot] = snapshot
         keeper.restored(snapshot)
         return Restored(slot, answer.n_restored, answer.timings.restore_ms)
 

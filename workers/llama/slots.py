@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,15 +19,30 @@ from swapper.errors import BackendError
 from swapper.snapshots.manifest import MANIFEST_SUFFIX, Fingerprint, Manifest, decode, encode, refusal
 
 _CHUNK = 1 << 20
+AGE_MS = 7 * 24 * 3_600_000
+"""How long a snapshot stays where nothing else is configured: what an abandoned swap saved must not stay for ever."""
+REREAD = 8
+"""Tokens by which a conversation that went on may be shorter: its last ones are read anew, perhaps as fewer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """How long snapshots stay: `age_ms` since the save, `bytes` for all of them, `free_bytes` left on the disk."""
+    """How long snapshots stay: `age_ms` since the save (None: a week), `bytes` for all of them (None: no budget).
+
+    `free_bytes` are left on the disk: with less, nothing more is saved.
+    """
 
     age_ms: int | None = None
     bytes: int | None = None
-    free_bytes: int = 0
+    free_bytes: int = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """A snapshot that was deleted, and why."""
+
+    snapshot: str
+    why: str
 
 
 class SlotFolder:
@@ -142,31 +157,40 @@ class SlotFolder:
                 path.unlink(missing_ok=True)
         self._verified.pop(name, None)
 
-    def supersede(self, tenant: str, keep: Collection[str]) -> list[str]:
-        """Delete snapshots that were restored and are older than every one of `keep`, their newer saves.
+    def supersede(self, restored: str, by: str) -> Removed | None:
+        """Delete a snapshot that was restored, now that `by` is saved from the very slot it was restored into.
 
-        A snapshot that was never restored is the only copy of its conversation and stays. Returns what was deleted.
+        Only where `by` has all of its tokens (but for `REREAD`): a conversation that went on only grows, while a
+        stranger that took the slot has mostly fewer, and then this file is the only copy. None: it stays.
         """
-        all_of = self.manifests(tenant)
-        fresh = [m.saved_ms for m in all_of if m.snapshot in keep]
-        if not keep or len(fresh) != len(set(keep)):
-            return []
-        old = [m for m in all_of if m.restored_ms is not None and m.snapshot not in keep and m.saved_ms < min(fresh)]
-        for manifest in old:
-            self.remove(manifest.snapshot)
-        return [manifest.snapshot for manifest in old]
+        old, new = self.manifest(restored), self.manifest(by)
+        if old is None or new is None or old.tenant != new.tenant or new.tokens < old.tokens - REREAD:
+            return None
+        self.remove(restored)
+        return Removed(restored, f"{by} holds its conversation")
 
-    def prune(self, keep: Keep, now_ms: int) -> list[str]:
-        """Delete by age, then the oldest beyond the budget. Returns what was deleted."""
-        gone: list[str] = []
-        total = 0
+    def prune(self, keep: Keep, now_ms: int, current: Collection[str] = ()) -> list[Removed]:
+        """Delete by age, then the oldest beyond the budget. Returns what was deleted.
+
+        The budget never takes what may be the only copy of a conversation: saves that were not restored, if they are
+        among `current` or of the newest swap that left any of their tenant. Age does.
+        """
+        age_ms = AGE_MS if keep.age_ms is None else keep.age_ms
+        gone: list[Removed] = []
+        left: list[Manifest] = []
         for manifest in self.manifests():
-            total += manifest.bytes
-            too_old = keep.age_ms is not None and now_ms - manifest.saved_ms > keep.age_ms
-            if too_old or (keep.bytes is not None and total > keep.bytes):
-                self.remove(manifest.snapshot)
-                total -= manifest.bytes
-                gone.append(manifest.snapshot)
+            if now_ms - manifest.saved_ms > age_ms:
+                gone.append(Removed(manifest.snapshot, f"older than {age_ms / 3_600_000:.4g} h"))
+            else:
+                left.append(manifest)
+        over = 0 if keep.bytes is None else sum(manifest.bytes for manifest in left) - keep.bytes
+        spared = _only_copies(left, current)
+        for manifest in reversed(left):
+            if over > 0 and manifest.snapshot not in spared:
+                gone.append(Removed(manifest.snapshot, f"beyond the budget of {(keep.bytes or 0) >> 20} MiB"))
+                over -= manifest.bytes
+        for removed in gone:
+            self.remove(removed.snapshot)
         return gone
 
     def check_space(self, keep: Keep) -> None:
@@ -176,6 +200,13 @@ class SlotFolder:
             raise BackendError(
                 f"{self.path} has {free >> 20} MiB free, the floor is {keep.free_bytes >> 20} MiB: nothing is saved"
             )
+
+
+def _only_copies(manifests: Sequence[Manifest], current: Collection[str]) -> set[str]:
+    """See `prune`; `manifests` are newest first."""
+    unrestored = [m for m in manifests if m.restored_ms is None]
+    newest = {m.tenant: m.token for m in reversed(unrestored)}
+    return {m.snapshot for m in unrestored if m.snapshot in current or m.token == newest[m.tenant]}
 
 
 def file_digest(path: Path) -> str:
