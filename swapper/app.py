@@ -1,12 +1,15 @@
 """Wires everything: the one file that knows everybody. `running(config)` is a whole swapper in this process.
 
-Invariant: parts are started in the order store, servers, agent, gateway, coordinator, HTTP, and stopped in the reverse
-order; stopping leaves the residents and the servers we started as they are, only the embedded store is shut down.
+Invariant: whoever has the state folder's lock, and nobody else, starts and stops what is in it. Parts are started in
+the order store, servers, gateway, coordinator, agent, HTTP, and stopped in the reverse order; stopping leaves the
+residents and the servers we started as they are, only the embedded store is shut down. A part that ends by itself is
+said in `Running.failed`; nothing goes on without it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import socket
 import time
@@ -28,7 +31,7 @@ from swapper.config.advice import model_options
 from swapper.config.schema import CardEntry, TenantEntry
 from swapper.coordinator import Coordinator
 from swapper.core.spec import Spec
-from swapper.errors import ConfigError
+from swapper.errors import ConfigError, SwapperError
 from swapper.gateway import http as gateway
 from swapper.gateway.admission import Admission
 from swapper.gateway.context import GatewayContext, Limits, ModelInfo, Target
@@ -48,6 +51,7 @@ from workers.vram.declared import Declared
 
 log = structlog.get_logger(__name__)
 
+LOCK_FILE = "serve.lock"
 PID_FILE = "serve.pid"
 MIB = 1024 * 1024
 SHUTDOWN_S = 2.0
@@ -55,7 +59,10 @@ SHUTDOWN_S = 2.0
 
 @dataclass(slots=True)
 class Running:
-    """A started swapper. `url` is where its API and gateway listen, `controls` what it started, by server name."""
+    """A started swapper. `url` is where its API and gateway listen, `controls` what it started, by server name.
+
+    `failed` is done once a part ended by itself, with a sentence that says which and why.
+    """
 
     url: str
     store: RedisStore
@@ -63,6 +70,28 @@ class Running:
     coordinator: Coordinator
     controls: Mapping[str, Control]
     config: Config
+    failed: asyncio.Future[str]
+
+    @asynccontextmanager
+    async def unless_failed(self) -> AsyncGenerator[None]:
+        """Leave the block at once, with SwapperError, when a part ends by itself. Only one task may run the block."""
+        task = asyncio.current_task()
+        assert task is not None
+        cancels, told = task.cancelling(), False
+
+        def end(_failed: asyncio.Future[str]) -> None:
+            nonlocal told
+            told = task.cancel()
+
+        self.failed.add_done_callback(end)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if told and task.uncancel() <= cancels:
+                raise SwapperError(self.failed.result()) from None
+            raise
+        finally:
+            self.failed.remove_done_callback(end)
 
 
 class _Live:
@@ -94,8 +123,10 @@ class _Live:
 async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Running]:
     """Everything of one host, started; on leaving the block everything is stopped again.
 
-    Raises ConfigError (another serve on the same state folder, an address in use), StoreDown, BackendError.
+    Raises ConfigError (another serve on the same state folder, an address in use), StoreDown, BackendError, and
+    SwapperError when a part ends while the others are started.
     """
+    failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     async with AsyncExitStack() as stack:
         _claim(config.state_dir, stack)
@@ -110,22 +141,28 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
         stack.callback(marks.close)
         coordinator = Coordinator(store, spec, new_id)
         front = await _gateway(config, store, stack)
+        await _background(stack, failed, _until_ended(front.member), "gateway")
         live = _Live(coordinator, spec, front.member)
         agent = Agent(host, store, backends, spec.tenants, _probes(spec, host), marks)
-        await _background(stack, coordinator.run(), "coordinator")
-        await coordinator.listening.wait()
-        await _background(stack, agent.run(), "agent")
+        await _background(stack, failed, coordinator.run(), "coordinator")
+        await _or_failed(coordinator.listening, failed)
+        await _background(stack, failed, agent.run(), "agent")
         context = _api(config, store, spec, live)
         url = await _serve(config, context, front, stack)
-        yield Running(url, store, spec, coordinator, controls, config)
+        yield Running(url, store, spec, coordinator, controls, config, failed)
 
 
 def _claim(state_dir: Path, stack: AsyncExitStack) -> None:
-    """One serve per state folder, said by a pid file with the process's start time."""
+    """One serve per state folder: a lock for as long as this process has it, and a pid file for `swapper stop`."""
+    lock = os.open(state_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+    stack.callback(os.close, lock)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = serving_pid(state_dir)
+        who = "another process" if pid is None else f"process {pid}"
+        raise ConfigError([f"state_dir: {state_dir} is in use by swapper serve, {who}; stop it first"]) from None
     path = state_dir / PID_FILE
-    alive = serving_pid(state_dir)
-    if alive is not None:
-        raise ConfigError([f"state_dir: {state_dir} is in use by swapper serve, process {alive}; stop it first"])
     path.write_text(f"{os.getpid()} {psutil.Process().create_time()}\n")
     stack.callback(path.unlink, missing_ok=True)
 
@@ -226,20 +263,42 @@ def _model(config: Config, tenant: str) -> ModelInfo:
     return ModelInfo(model, tenant, config.model(tenant).aliases, options.context_per_slot() if options else None)
 
 
-async def _background(stack: AsyncExitStack, work: Coroutine[None, None, None], name: str) -> None:
+async def _background(
+    stack: AsyncExitStack, failed: asyncio.Future[str], work: Coroutine[None, None, None], name: str
+) -> None:
+    """Run a part until the stack unwinds; if it ends before, `failed` says so."""
     task = asyncio.create_task(work, name=name)
 
     def ended(task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a part of swapper died; stopping", part=name, exc_info=error)
-            os.kill(os.getpid(), 15)
+        error = None if task.cancelled() else task.exception()
+        log.error("a part of swapper ended; stopping", part=name, exc_info=error)
+        if not failed.done():
+            failed.set_result(f"the {name} ended by itself: {error!r}")
 
     async def cancel() -> None:
+        task.remove_done_callback(ended)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
     task.add_done_callback(ended)
     stack.push_async_callback(cancel)
+
+
+async def _until_ended(member: Member) -> None:
+    """Raises SwapperError once the gateway's loops are out of service."""
+    await member.ended.wait()
+    raise SwapperError(member.problem or "its loops ended")
+
+
+async def _or_failed(event: asyncio.Event, failed: asyncio.Future[str]) -> None:
+    """Wait for the event. Raises SwapperError when a part ends before."""
+    waiting = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait({waiting, failed}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+    if failed.done():
+        raise SwapperError(failed.result())
 
 
 def _api(config: Config, store: RedisStore, spec: Spec, live: _Live) -> ApiContext:

@@ -24,7 +24,8 @@ log = structlog.get_logger(__name__)
 def serve(path: Path | None) -> None:
     """Run the scheduler: HTTP lease API, model-by-name gateway and the agent of this host.
 
-    SIGTERM and Ctrl-C stop it; the residents and the servers it started stay as they are.
+    SIGTERM and Ctrl-C stop it; the residents and the servers it started stay as they are. When a part of it fails it
+    stops in the same way, with exit status 1.
     """
     setup_logging()
     config = load(path, os.environ)
@@ -46,7 +47,7 @@ async def _serve(config: Config) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with running(config) as server:
+    async with running(config) as server, server.unless_failed():
         log.info("serving", url=server.url, state_dir=str(config.state_dir), cards=list(server.spec.cards))
         for one in await examine(config, os.environ):
             (log.error if one.error else log.warning)("check", finding=one.text)

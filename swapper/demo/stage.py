@@ -66,12 +66,15 @@ class Stage:
     async def swapper(self) -> AsyncGenerator[Running]:
         """The real product on this stage; when it ends, llama-server and its model stay as they are.
 
+        Raises SwapperError out of the block when a part of it fails meanwhile.
         A Ctrl-C while it starts or stops takes effect afterwards: half a start would leave processes behind.
         """
         async with AsyncExitStack() as stack:
             product = AsyncExitStack()
             stack.push_async_callback(lambda: _to_the_end(product.aclose()))
-            yield await _to_the_end(product.enter_async_context(running(self.config)))
+            server = await _to_the_end(product.enter_async_context(running(self.config)))
+            async with server.unless_failed():
+                yield server
 
 
 @asynccontextmanager

@@ -105,7 +105,10 @@ class Member:
         admission.on_change = self._dirty.set
 
     async def start(self) -> None:
-        """Join: the store knows this process and this process knows the gates. Waits while the store is down."""
+        """Join: the store knows this process and this process knows the gates. Waits while the store is down.
+
+        Returns as well when a loop ends by a bug before that; `ended` is set then.
+        """
         for loop in (self._beats, self._obey, self._watch):
             task = asyncio.create_task(loop(), name=f"{self.executor} {loop.__name__}")
             task.add_done_callback(self._ended)
@@ -125,6 +128,7 @@ class Member:
         for other in self._loops:
             other.cancel()
         self.ended.set()
+        self._joined.set()  # whoever waits in `start` is not kept waiting
 
     async def close(self) -> None:
         """Leave: membership and demand are gone at once. Calls in flight are the HTTP server's to end first."""
