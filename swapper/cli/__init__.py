@@ -14,6 +14,7 @@ import click
 from swapper import __version__
 from swapper.errors import ApiDown, ConfigError, StoreDown, SwapperError
 
+FAILED = 1
 USAGE = 2
 UNAVAILABLE = 69
 REVOKED = 70
@@ -63,7 +64,7 @@ class LazyGroup(click.Group):
             ctx.exit(USAGE)
         except SwapperError as error:
             click.echo(f"Error: {error}", err=True)
-            ctx.exit(UNAVAILABLE if isinstance(error, ApiDown | StoreDown) else 1)
+            ctx.exit(UNAVAILABLE if isinstance(error, ApiDown | StoreDown) else FAILED)
         except KeyboardInterrupt:
             ctx.exit(130)
 
@@ -72,7 +73,8 @@ class LazyGroup(click.Group):
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit status: 0 done, 1 failed or refused, 2 wrong usage or configuration, 69 swapper not reachable, "
-    "70 lease revoked, 75 wait ran out. Example: swapper run --card gpu0 --label encode -- ffmpeg -i in.mkv out.mkv",
+    "70 lease lost under the command, 75 wait ran out. "
+    "Example: swapper run --card gpu0 --label encode -- ffmpeg -i in.mkv out.mkv",
 )
 @click.version_option(__version__, prog_name="swapper")
 def cli() -> None:

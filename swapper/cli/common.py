@@ -143,6 +143,11 @@ def mib(value: object) -> str:
     return f"{value / 1024:.4g} GiB" if value >= 1024 else f"{value} MiB"
 
 
+def out_of_time(lease: Mapping[str, Any]) -> bool:
+    """True for a lease that was not granted because the time was over: it still waits, or its deadline passed."""
+    return lease["state"] in ("queued", "preparing") or (lease["state"] == "expired" and lease["granted_at"] is None)
+
+
 def lease_line(lease: Mapping[str, Any]) -> str:
     """One lease in one line."""
     size = "whole card" if lease["vram_mib"] is None else mib(lease["vram_mib"])

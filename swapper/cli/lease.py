@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swapper.cli import OUT_OF_TIME, REVOKED
-from swapper.cli.common import Duration, Json, Server, console, lease_line, print_json, server_options
+from swapper.cli import FAILED, OUT_OF_TIME
+from swapper.cli.common import Duration, Json, Server, console, lease_line, out_of_time, print_json, server_options
 
 if TYPE_CHECKING:
     from swapper.client import SwapperClient
 
-_WAITING = ("queued", "preparing")
 _CLASSES = ("interactive", "normal", "batch", "maintenance")
 _STATES = ("queued", "preparing", "granted", "released", "expired", "revoked", "cancelled", "failed")
 
@@ -30,16 +29,20 @@ def lease() -> None:
 @click.option("--class", "klass", type=click.Choice(_CLASSES), help="How urgent it is.")
 @click.option("--ttl", type=Duration(), default="30s", help="Lost after this long without a heartbeat.")
 @click.option("--max-hold", type=Duration(), help="Longest it may be held (1h).")
-@click.option("--expected", type=Duration(), help="How long it will probably be held.")
+@click.option("--expected", type=Duration(), help="How long it will probably be held; recorded, not used yet.")
 @click.option("--not-before", help="Do not grant before this time, as 2026-03-01T04:00:00Z.")
 @click.option("--deadline", help="Give up when not granted by this time.")
-@click.option("--preemptible", is_flag=True, help="May be asked to leave.")
+@click.option("--preemptible", is_flag=True, help="Recorded; this version does not revoke for it.")
 @click.option("--holder-pid", type=int, help="The process on the GPU host; the card is free when it is gone.")
 @click.option("--idempotency-key", help="The same key gives the same lease.")
-@click.option("--wait", type=Duration(), help="Wait this long for the grant; exit status 75 when it did not come.")
+@click.option(
+    "--wait",
+    type=Duration(),
+    help="Wait this long for the grant; exit status 75 when it did not come, 1 when the lease failed.",
+)
 @server_options
 def request(server: Server, as_json: bool, wait: float | None, idempotency_key: str | None, **options: Any) -> None:  # noqa: ANN401
-    """Ask for a card, or for part of one."""
+    """Ask for a card, or for part of one. Exit status 1 when the lease failed, with its reason."""
     body = _body(options)
 
     async def ask(client: SwapperClient) -> Json:
@@ -49,7 +52,9 @@ def request(server: Server, as_json: bool, wait: float | None, idempotency_key: 
     found = server.call(ask)
     _show(found, as_json=as_json)
     if wait is not None and found["state"] != "granted":
-        raise SystemExit(OUT_OF_TIME if found["state"] in (*_WAITING, "expired") else REVOKED)
+        if not out_of_time(found):
+            click.echo(f"Error: the lease is {found['explain']}", err=True)
+        raise SystemExit(OUT_OF_TIME if out_of_time(found) else FAILED)
 
 
 def _body(options: dict[str, Any]) -> Json:

@@ -23,8 +23,8 @@ from uuid import uuid4
 
 import click
 
-from swapper.cli import OUT_OF_TIME, REVOKED
-from swapper.cli.common import Duration, Json, Server, server_options
+from swapper.cli import FAILED, OUT_OF_TIME, REVOKED
+from swapper.cli.common import Duration, Json, Server, out_of_time, server_options
 from swapper.cli.gate import NOT_FOUND, GatedChild
 from swapper.client import SwapperClient
 from swapper.errors import ApiDown, ApiError, ApiRefused
@@ -61,8 +61,9 @@ def run(
 ) -> None:
     """Run a command under a lease of a card, with the card's device variables.
 
-    Signals and the exit status are passed on; 75 when the wait ran out, 70 when the lease was revoked. The command
-    finds SWAPPER_LEASE, SWAPPER_TOKEN and SWAPPER_URL in its environment.
+    Signals and the exit status are passed on; 75 when the wait ran out, 1 when the lease failed before the command
+    was started, 70 when it was revoked or expired under the command. The command finds SWAPPER_LEASE, SWAPPER_TOKEN
+    and SWAPPER_URL in its environment.
     """
     url, key = server.resolve()
     if shutil.which(command[0]) is None:
@@ -153,11 +154,11 @@ class _Holder:
         return lease
 
     async def _not_granted(self, client: SwapperClient, lease: Json) -> int:
-        ran_out = lease["state"] in ("queued", "preparing", "expired")
         await self._give_back(client, lease["id"])
-        why = "the wait ran out" if ran_out else f"the lease is {lease['state']}"
-        self._say(f"not started: {why} ({lease['explain']})", lease=lease["id"], state=lease["state"])
-        return OUT_OF_TIME if ran_out else REVOKED
+        ran_out = out_of_time(lease)
+        why = f"the wait ran out ({lease['explain']})" if ran_out else f"the lease is {lease['explain']}"
+        self._say(f"not started: {why}", lease=lease["id"], state=lease["state"], reason=lease["reason"])
+        return OUT_OF_TIME if ran_out else FAILED
 
     async def _run(self, client: SwapperClient, lease: Json) -> int:
         env = {name: value for name, value in lease["env"].items() if value is not None}

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from swapper.cli import COMMANDS, cli
 from swapper.core.commit import Commit, Committed
-from swapper.core.types import Card, Gate
+from swapper.core.types import Card, Gate, LeaseState
 from tests.support.api import Served, key, served
 from tests.unit.test_api_status import HOLDERS, SWAP
 
@@ -88,6 +88,22 @@ async def test_a_request_that_is_not_granted_in_time_ends_with_75(api: Served) -
     assert explained.stdout.startswith("queued, number 1: ")
     cancelled = await swapper("lease", "cancel", lease["id"], "--url", api.url)
     assert "cancelled" in cancelled.output
+
+
+async def test_a_request_whose_lease_fails_ends_with_1_and_its_reason(api: Served) -> None:
+    asking = asyncio.create_task(swapper("lease", "request", "--wait", "60s", "--json", "--url", api.url))
+    queued = next(iter(await api.store.events(after="0", limit=1, block_ms=20_000)))
+    await api.change(queued.subject, LeaseState.FAILED, reason="a conversation could not be saved")
+    result = await asking
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["state"] == "failed"
+    assert result.stderr == "Error: the lease is failed: a conversation could not be saved\n"
+
+
+async def test_what_is_only_recorded_is_said_to_be(api: Served) -> None:
+    said = " ".join((await swapper("lease", "request", "--help")).output.split())
+    assert "Recorded; this version does not revoke for it." in said
+    assert "recorded, not used yet" in said
 
 
 async def test_the_status_is_for_people_or_for_programs(api: Served) -> None:

@@ -85,6 +85,23 @@ async def test_a_wait_that_runs_out_is_75_and_cancels_the_lease(api: Served) -> 
     assert [lease.state for lease in page.items] == [LeaseState.CANCELLED]
 
 
+async def test_a_lease_that_fails_is_1_with_its_reason_and_starts_nothing(api: Served) -> None:
+    process = await start(api, "--", "sh", "-c", "echo started")
+    queued = next(iter(await api.store.events(after="0", limit=1, block_ms=20_000)))
+    await api.change(queued.subject, LeaseState.FAILED, reason="a conversation could not be saved")
+    status, out, err = await ended(process)
+    assert (status, out) == (1, "")
+    assert "not started: the lease is failed: a conversation could not be saved\n" in err
+
+
+async def test_a_deadline_that_passes_is_75(api: Served) -> None:
+    process = await start(api, "--", "sh", "-c", "echo started")
+    queued = next(iter(await api.store.events(after="0", limit=1, block_ms=20_000)))
+    await api.change(queued.subject, LeaseState.EXPIRED, reason="its deadline passed")
+    status, _, err = await ended(process)
+    assert (status, "its deadline passed" in err) == (75, True)
+
+
 async def test_a_signal_while_waiting_cancels_the_lease(api: Served) -> None:
     process = await start(api, "--", "sh", "-c", "echo started")
     queued = next(iter(await api.store.events(after="0", limit=1, block_ms=20_000)))
