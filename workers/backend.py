@@ -129,8 +129,12 @@ class Backend(Protocol):
         """State of every configured tenant of this server, without waking or loading anything. Never raises."""
         ...
 
-    async def quiesce(self, tenant: str) -> Quiesced:
-        """Wait until the server's own counters show nothing running and nothing deferred for the tenant."""
+    async def quiesce(self, tenant: str, *, limit_ms: int | None = None) -> Quiesced:
+        """Wait until the server's own counters show nothing running and nothing deferred for the tenant.
+
+        No answer of a tenant that is still loaded is no end. After `limit_ms` (None: never) a BackendError says what
+        still runs.
+        """
         ...
 
     async def save(self, tenant: str, args: SaveArgs) -> Saved:

@@ -35,6 +35,10 @@ class Outcome:
     data: Mapping[str, object] = field(default_factory=dict[str, object])
 
 
+class _Drain(msgspec.Struct, frozen=True):
+    limit_ms: int | None = None
+
+
 class _Save(msgspec.Struct, frozen=True):
     slot: int
     name: str
@@ -108,8 +112,8 @@ def _args(command: Command, shape: type[ArgsT]) -> ArgsT:
         raise BackendRefused(f"{command.verb}: cannot use the arguments: {error}") from error
 
 
-async def _drain(backend: Backend, tenant: str, _command: Command) -> Outcome:
-    quiesced = await backend.quiesce(tenant)
+async def _drain(backend: Backend, tenant: str, command: Command) -> Outcome:
+    quiesced = await backend.quiesce(tenant, limit_ms=_args(command, _Drain).limit_ms)
     return Outcome(True, data={"slots": [asdict(use) for use in quiesced.slots]})
 
 

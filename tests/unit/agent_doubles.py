@@ -164,8 +164,8 @@ class RecordingBackend:
             return self.stale
         return dict(self.states)
 
-    async def quiesce(self, tenant: str) -> Quiesced:
-        await self._call(f"drain {tenant}")
+    async def quiesce(self, tenant: str, *, limit_ms: int | None = None) -> Quiesced:
+        await self._call(f"drain {tenant}" + (f" {limit_ms}" if limit_ms is not None else ""))
         return Quiesced((SlotUse(0, 100),))
 
     async def save(self, tenant: str, args: SaveArgs) -> Saved:

@@ -243,6 +243,17 @@ async def test_a_backend_error_is_a_failure_with_its_sentence(
     assert (report.outcome, report.detail) == ("failed", "the file med.gguf is corrupt")
 
 
+async def test_a_drain_has_the_limit_it_is_given_or_none(
+    link: MemoryLink, backend: RecordingBackend, running: Running
+) -> None:
+    async with running():
+        await link.send(command("drain", 9, 1, limit_ms=500))
+        await link.answer(9, 1)
+        await link.send(command("drain", 9, 2))
+        await link.answer(9, 2)
+    assert backend.calls == ["drain llama/med 500", "drain llama/med"]
+
+
 async def test_a_save_is_told_the_token_it_belongs_to(
     link: MemoryLink, backend: RecordingBackend, running: Running
 ) -> None:

@@ -36,9 +36,9 @@ from workers.llama.joined import Joined
 from workers.llama.keeping import Keeper
 from workers.llama.known import Known, port_of, state_of
 from workers.llama.lifecycle import Control, Lifecycle, Limits, patiently
+from workers.llama.quiet import idle_slots
 from workers.llama.slots import Keep, SlotFolder
 
-_QUIESCE_S = 0.01
 _START_POLL_S = 0.05
 
 
@@ -127,19 +127,14 @@ class LlamaRouter:
         alive = run is not None and run.child is not None and run.child.alive()
         return TenantState.UNREACHABLE if alive else TenantState.STOPPED
 
-    async def quiesce(self, tenant: str) -> Quiesced:
-        """Wait, without limit, until the server's counters show nothing running and nothing deferred."""
+    async def quiesce(self, tenant: str, *, limit_ms: int | None = None) -> Quiesced:
+        """Wait until the server's counters show nothing running and nothing deferred, or until it is not loaded."""
         name = self._name(tenant)
-        model = self._known.loaded(name) or await self._known.look(name)
-        if model is None or state_of(model) is not TenantState.LOADED:
+        slots = await idle_slots(self._http, self._known, name, limit_ms)
+        if slots is None:
             return Quiesced()
-        run = await self._run(model)
-        while True:
-            slots, counters = await asyncio.gather(self._http.slots(name), self._http.counters(name))
-            queued = counters is not None and counters.processing + counters.deferred > 0
-            if not queued and not any(slot.is_processing for slot in slots):
-                return Quiesced(_in_use(run, slots))
-            await asyncio.sleep(_QUIESCE_S)
+        model = self._known.loaded(name) or await self._known.look(name)
+        return Quiesced(_in_use(await self._run(model), slots)) if model is not None else Quiesced()
 
     async def save(self, tenant: str, args: SaveArgs) -> Saved:
         """Save one slot under a fresh name; the manifest is written last, its digest follows in the background."""

@@ -1,0 +1,64 @@
+"""Waiting until nothing runs in a model: its own counters are looked at until they say so.
+
+Invariant: only an answer of the model itself says that it is idle. No answer proves nothing (a long batch of a prompt
+keeps the child from answering): it is looked on for as long as the router calls it loaded. Nothing is changed or woken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from swapper.errors import BackendDown, BackendError
+from workers.backend import TenantState
+from workers.llama.http import Counters, RouterHttp, Slot
+from workers.llama.known import Known, state_of
+
+_PAUSE_S = (0.01, 0.25)
+_PAUSE_SHARE = 0.05
+"""Between two looks passes this share of the time waited so far, within `_PAUSE_S`."""
+
+
+@dataclass(slots=True)
+class _Last:
+    """What the last look showed, in words."""
+
+    look: str = "it has not answered yet"
+
+
+async def idle_slots(http: RouterHttp, known: Known, name: str, limit_ms: int | None) -> list[Slot] | None:
+    """The model's slots once nothing runs and nothing waits in it; None when it is not loaded (any more).
+
+    Raises BackendDown when the router does not answer, BackendError with what still runs once `limit_ms` have passed.
+    """
+    last = _Last()
+    try:
+        async with asyncio.timeout(None if limit_ms is None else limit_ms / 1000):
+            return await _look_on(http, known, name, last)
+    except TimeoutError:
+        raise BackendError(f"{name} is not idle after {(limit_ms or 0) / 1000:g} s: {last.look}") from None
+
+
+async def _look_on(http: RouterHttp, known: Known, name: str, last: _Last) -> list[Slot] | None:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    shortest, longest = _PAUSE_S
+    model = known.loaded(name) or await known.look(name)
+    while model is not None and state_of(model) is TenantState.LOADED:
+        try:
+            slots, counters = await asyncio.gather(http.slots(name), http.counters(name))
+        except BackendDown as down:
+            last.look = str(down)
+            model = await known.look(name)
+        else:
+            at_work = [slot.id for slot in slots if slot.is_processing]
+            if not at_work and (counters is None or counters.processing + counters.deferred == 0):
+                return slots
+            last.look = _words(at_work, counters)
+        await asyncio.sleep(min(longest, max(shortest, _PAUSE_SHARE * (loop.time() - began))))
+    return None
+
+
+def _words(at_work: list[int], counters: Counters | None) -> str:
+    words = f"slots at work: {', '.join(map(str, at_work)) or 'none'}"
+    return words if counters is None else f"{words}; calls running: {counters.processing}, waiting: {counters.deferred}"
