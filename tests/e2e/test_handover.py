@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.error
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
 
@@ -65,6 +66,10 @@ def cache_n(answer: Json) -> int:
     return cast("dict[str, int]", answer["timings"])["cache_n"]
 
 
+def items(body: Json, name: str) -> list[Json]:
+    return cast("list[Json]", body[name])
+
+
 def talks(swap: Json) -> list[Json]:
     return cast("list[Json]", swap["conversations"])
 
@@ -94,8 +99,15 @@ def test_a_call_that_arrives_while_the_card_is_held_is_answered_afterwards(
     server.chat("alpha", STORY)
     lease = server.lease("job", wait=30)
     assert lease["state"] == "granted"
-    server.release(lease)
-    assert cache_n(server.chat("alpha", STORY)) >= len(STORY)
+    with ThreadPoolExecutor(1) as client:
+        call = client.submit(server.chat, "alpha", STORY)
+        waiting = server.until(lambda status: [one for one in items(status, "demand") if one["waiting"]])
+        assert [(one["tenant"], one["waiting"], one["running"]) for one in waiting] == [("llama/alpha", 1, 0)]
+        assert "job" in str(waiting[0]["explain"])
+        assert not call.done()
+        assert server.get(f"/api/leases/{lease['id']}")["state"] == "granted", "the call takes nothing from the lease"
+        server.release(lease)
+        assert cache_n(call.result(30)) >= len(STORY)
 
 
 def test_a_slot_folder_that_is_not_the_servers_is_said_and_the_conversation_is_stated_cold(
@@ -134,10 +146,14 @@ async def test_a_damaged_model_answers_with_the_servers_own_words_and_the_queue_
         status, message = refused(lambda: server.chat("broken", "hello"))
         assert status == 502
         assert "broken.gguf" in message or "failed to load" in message
+        status_page = server.get("/api/status")
+        (failure,) = [one["failure"] for one in items(status_page, "tenants") if one["id"] == "llama/broken"]
+        assert failure, "the status says why, too"
+        assert str(failure) in message
+        (card,) = items(status_page, "cards")
+        assert cast("dict[str, Json]", card["failed"])["llama/broken"]["reason"] == failure
         assert server.chat("beta", "hello")["choices"]
         assert server.lease("job", wait=30)["state"] == "granted"
-        tenants = {str(tenant["id"]): tenant for tenant in cast("list[Json]", server.get("/api/status")["tenants"])}
-        assert "llama/broken" in tenants
     finally:
         server.stop()
         await server.stop_router()

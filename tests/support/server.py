@@ -135,6 +135,15 @@ tenants:
                         return image
         raise AssertionError("the event stream ended")
 
+    def until(self, wanted: Callable[[Json], list[Json]], *, limit_s: float = 30) -> list[Json]:
+        """What `wanted` finds in the status, once it finds something."""
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            if found := wanted(self.get("/api/status")):
+                return found
+            time.sleep(0.02)
+        raise AssertionError(f"not within {limit_s:g} s; the status is {self.get('/api/status')}")
+
     def get(self, path: str) -> Json:
         """GET, JSON where it is JSON."""
         return self._call("GET", path)
