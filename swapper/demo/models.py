@@ -7,10 +7,13 @@ are imported on use, because most commands need neither.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from swapper.errors import SwapperError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,11 +67,13 @@ def make_models(folder: Path, names: Sequence[str], *, layers: int | None = None
 
     alpha, beta, med and big are dense llamas of growing size, gemma has a sliding window, lfm is a hybrid.
     `layers` makes them shallower or deeper than they are: time and memory go in proportion.
-    Raises ValueError for a name that is not in SHAPES.
+    Raises ValueError for a name that is not in SHAPES, SwapperError where the extra `demo` is not installed.
     """
     unknown = [name for name in names if name not in SHAPES]
     if unknown:
         raise ValueError(f"no model is called {', '.join(unknown)}; there are {', '.join(SHAPES)}")
+    if importlib.util.find_spec("gguf") is None:
+        raise SwapperError("The demo's models are written with gguf, not installed: pip install 'gpu-swapper[demo]'.")
     folder.mkdir(parents=True, exist_ok=True)
     made: dict[str, Path] = {}
     for name in names:

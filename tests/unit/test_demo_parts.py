@@ -71,6 +71,12 @@ def test_where_the_wheel_is_missing_the_demo_says_how_to_install_it(monkeypatch:
         server.find_llama_server()
 
 
+def test_where_gguf_is_missing_the_demo_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(SwapperError, match=r"pip install 'gpu-swapper\[demo\]'"):
+        make_models(tmp_path, ["alpha"])
+
+
 @pytest.fixture
 def old_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A llama-server on PATH that cannot start, for want of a younger glibc."""

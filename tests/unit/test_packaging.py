@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -80,6 +81,23 @@ for name in COMMANDS:
     result = CliRunner().invoke(cli, [name, "--help"])
     assert result.exit_code == 0, (name, result.output, result.exception)
     assert "Usage:" in result.output, name
+"""
+    _run([sys.executable, "-c", ask], tmp_path, PYTHONPATH=str(elsewhere))
+
+
+def test_only_the_demo_needs_what_its_extra_brings(elsewhere: Path, tmp_path: Path) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert not [one for one in project["dependencies"] if one.startswith(("gguf", "numpy"))]
+    assert [one for one in extras["demo"] if one.startswith("gguf")]
+    assert "gpu-swapper[demo]" in extras["test"]
+    ask = """
+import importlib, pkgutil, sys
+sys.modules["gguf"] = sys.modules["numpy"] = None
+for package in ("swapper", "workers", "presets"):
+    for found in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
+        if not found.name.endswith("__main__"):
+            importlib.import_module(found.name)
 """
     _run([sys.executable, "-c", ask], tmp_path, PYTHONPATH=str(elsewhere))
 
