@@ -71,7 +71,7 @@ class Agent:
         self._link = link
         self._marks = marks
         sight = Sight(backends, tenants, probes)
-        self._tenants = sight.tenants
+        self._sight = sight
         self._verbs = Verbs(backends, sight)
         self.watch = Watch(backends, sight, marks.card_token, self._volunteer)
         self._lanes = Lanes(self)
@@ -212,16 +212,16 @@ class Agent:
 
     def _undisturbed(self, command: Command) -> AbstractContextManager[None]:
         """While a verb changes a server, its steps are no reason for a look: one follows at the end (`_show`)."""
-        place = self._tenants.get(command.tenant or "")
-        if place is None or command.verb not in _CHANGING:
+        server = self._sight.server_of(command.tenant or "")
+        if server is None or command.verb not in _CHANGING:
             return nullcontext()
-        return self.watch.undisturbed(place.server)
+        return self.watch.undisturbed(server)
 
     async def _show(self, report: Report) -> None:
         """Report what the verb changed before its answer, so that no older observation outlives a finished swap."""
-        place = self._tenants.get(report.tenant or "")
-        if place is not None and report.verb in _CHANGING:
-            await supervised(f"look at {place.server}", self.watch.look(place.server))
+        server = self._sight.server_of(report.tenant or "")
+        if server is not None and report.verb in _CHANGING:
+            await supervised(f"look at {server}", self.watch.look(server))
 
     async def _record(self, report: Report) -> None:
         """A result that cannot be written is still delivered: without it the verb only runs once more."""

@@ -126,7 +126,10 @@ class Backend(Protocol):
         ...
 
     async def observe(self) -> Mapping[str, TenantState]:
-        """State of every configured tenant of this server, without waking or loading anything. Never raises."""
+        """State of every tenant of this server, without waking or loading anything. Never raises.
+
+        Tenants that hold VRAM and are not configured are among them, as `SERVER/model`.
+        """
         ...
 
     async def quiesce(self, tenant: str, *, limit_ms: int | None = None) -> Quiesced:

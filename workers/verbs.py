@@ -24,6 +24,9 @@ from workers.vacate import VacateArgs, vacate
 
 ArgsT = TypeVar("ArgsT")
 
+_SENDING_AWAY = frozenset({str(Step.DRAIN), str(Step.RELEASE)})
+"""What may be asked of a tenant that runs on one of our servers and is not configured."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -85,10 +88,11 @@ class Verbs:
             return Outcome(False, str(error))
 
     def _backend(self, command: Command) -> tuple[Backend, str]:
-        place = self._sight.tenants.get(command.tenant or "")
-        if place is None or command.tenant is None:
+        server = self._sight.server_of(command.tenant or "")
+        may = command.tenant in self._sight.tenants or command.verb in _SENDING_AWAY
+        if server is None or command.tenant is None or not may:
             raise BackendRefused(f"{command.tenant} is not configured on this host")
-        return self._backends[place.server], command.tenant
+        return self._backends[server], command.tenant
 
     async def _vacate(self, command: Command) -> Outcome:
         if command.card not in self._sight.cards:

@@ -4,8 +4,8 @@ Invariant: level-triggered. What is reported was looked at afresh, whatever woke
 later one stands; a hint that was lost costs `LOOK_S` at most. It starts servers through their backends and reports;
 it never loads or unloads a tenant.
 
-Data of `observed`: `tenants {id: state}`, `cards {name: reading, MiB}`, and `marks {card: token}`, the newest token of
-which a command had begun on the card when its servers were looked at.
+Data of `observed`: `tenants {id: state}`, with those that run and are not configured, `cards {name: reading, MiB}`, and
+`marks {card: token}`, the newest token of which a command had begun on the card when its servers were looked at.
 """
 
 from __future__ import annotations
@@ -63,10 +63,7 @@ class Watch:
         self._sight = sight
         self._mark = mark
         self._report = report
-        self._servers = {
-            server: _Seen(backend, frozenset(p.card for p in sight.tenants.values() if p.server == server))
-            for server, backend in backends.items()
-        }
+        self._servers = {server: _Seen(backend, sight.cards_of(server)) for server, backend in backends.items()}
         self._telling = asyncio.Lock()
         self._told: dict[str, object] = {}
         self._told_at = 0.0

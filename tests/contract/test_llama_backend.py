@@ -300,6 +300,22 @@ async def test_a_sleeping_model_is_never_woken_and_can_be_released(backend: Llam
     assert (await backend.observe())["llama/sleepy"] is TenantState.UNLOADED
 
 
+async def test_a_model_that_left_the_configuration_is_seen_and_can_be_sent_away_but_not_brought(
+    world: World, talk: Talk, tmp_path: Path
+) -> None:
+    await talk.reload("beta")
+    backend = LlamaRouter(world.router.url, tenants={"llama/alpha": "alpha"}, state_dir=tmp_path)
+    try:
+        assert (await backend.observe())["llama/beta"] is TenantState.LOADED
+        assert len((await backend.quiesce("llama/beta")).slots) == 2
+        await backend.release("llama/beta", limit_ms=10_000)
+        assert (await backend.observe())["llama/beta"] is TenantState.UNLOADED
+        with pytest.raises(BackendRefused, match="no tenant of the router"):
+            await backend.load("llama/beta")
+    finally:
+        await backend.close()
+
+
 async def test_changes_come_once_connected_and_again_when_a_model_moves(backend: LlamaRouter, talk: Talk) -> None:
     await talk.unload("beta")
     changes = backend.changes()

@@ -18,6 +18,7 @@ from workers.backend import TenantState
 from workers.observe import Sight
 from workers.vacate import Left, VacateArgs, Vacated, vacate
 from workers.verbs import Outcome, Verbs
+from workers.vram.declared import Declared
 
 
 def sight_of(probe: ScriptedProbe, backend: RecordingBackend | None = None) -> Sight:
@@ -54,6 +55,25 @@ async def test_the_probe_is_shown_what_the_backend_sees_now() -> None:
     backend.states["llama/med"] = TenantState.LOADING
     await vacate(sight_of(probe, backend), "gpu0", VacateArgs(1, 0))
     assert probe.asked == [({"llama/med": TenantState.LOADING}, ())]
+
+
+async def test_a_card_is_not_free_while_a_tenant_that_is_not_configured_runs_on_it() -> None:
+    backend = RecordingBackend()
+    backend.states["llama/old"] = TenantState.SLEEPING
+    places = {"llama/med": Place("gpu0", "llama")}
+    sight = Sight({"llama": backend}, places, {"gpu0": Declared(24_000, 0, {"llama/med": 8_000})})
+    assert await vacate(sight, "gpu0", VacateArgs(1, 0)) == Vacated(False, 0, ("llama/old",))
+    backend.states["llama/old"] = TenantState.UNLOADED
+    assert (await vacate(sight, "gpu0", VacateArgs(24_000, 0))).free
+
+
+async def test_a_server_without_a_configured_tenant_may_hold_vram_on_any_card() -> None:
+    backend = RecordingBackend("llama/old")
+    backend.states["llama/old"] = TenantState.LOADED
+    cards = {name: Declared(24_000, 0, {}) for name in ("gpu0", "gpu1")}
+    sight = Sight({"llama": backend}, {}, cards)
+    for card in cards:
+        assert (await vacate(sight, card, VacateArgs(1, 0))).holders == ("llama/old",)
 
 
 async def test_it_waits_for_the_holder_s_process_and_wakes_when_that_ends(

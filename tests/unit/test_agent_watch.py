@@ -36,12 +36,19 @@ def other() -> RecordingBackend:
 
 
 @pytest.fixture
-def running(tmp_path: Path, link: MemoryLink, backend: RecordingBackend, other: RecordingBackend) -> Running:
+def probe() -> ScriptedProbe:
+    return ScriptedProbe(500)
+
+
+@pytest.fixture
+def running(
+    tmp_path: Path, link: MemoryLink, backend: RecordingBackend, other: RecordingBackend, probe: ScriptedProbe
+) -> Running:
     @asynccontextmanager
     async def run() -> AsyncGenerator[Agent]:
         marks = Marks.open(tmp_path / "marks")
         places = {"llama/med": Place("gpu0", "llama"), "other/x": Place("gpu1", "other")}
-        probes = {"gpu0": ScriptedProbe(500), "gpu1": ScriptedProbe(700)}
+        probes = {"gpu0": probe, "gpu1": ScriptedProbe(700)}
         agent = Agent("main", link, {"llama": backend, "other": other}, places, probes, marks)
         task = asyncio.create_task(agent.run())
         try:
@@ -125,6 +132,46 @@ async def test_a_hung_server_is_unreachable_and_holds_nobody_up(
         assert first.data["tenants"] == {"llama/med": "unreachable", "other/x": "unloaded"}
         await link.send(command("load", 9, 1, tenant="other/x", card="gpu1"))
         assert (await link.answer(9, 1)).outcome == "ok"
+
+
+async def test_a_tenant_that_is_not_configured_is_reported_and_counts_on_the_card_of_its_server(
+    link: MemoryLink, backend: RecordingBackend, probe: ScriptedProbe, running: Running
+) -> None:
+    backend.states["llama/old"] = TenantState.LOADED
+    async with running():
+        first = await link.volunteered("observed")
+    assert first.data["tenants"] == {"llama/med": "unloaded", "other/x": "unloaded", "llama/old": "loaded"}
+    assert probe.asked[0] == ({"llama/med": TenantState.UNLOADED, "llama/old": TenantState.LOADED}, ())
+
+
+async def test_a_tenant_that_is_not_configured_can_be_sent_away_and_its_end_is_reported(
+    link: MemoryLink, backend: RecordingBackend, running: Running
+) -> None:
+    backend.states["llama/old"] = TenantState.LOADED
+    old = "llama/old"
+    async with running():
+        await link.send(command("drain", 9, 1, tenant=old))
+        assert (await link.answer(9, 1)).outcome == "ok"
+        await link.send(command("release", 9, 2, tenant=old, limit_ms=5))
+        assert (await link.answer(9, 2)).outcome == "ok"
+        await link.send(command("load", 9, 3, tenant=old))
+        assert (await link.answer(9, 3)).detail == "llama/old is not configured on this host"
+    assert backend.calls == ["drain llama/old", "release llama/old 5"]
+    shown = [report for report in link.reports if report.verb == "observed"][-1].data["tenants"]
+    assert shown == {"llama/med": "unloaded", "other/x": "unloaded", "llama/old": "unloaded"}
+
+
+async def test_what_a_hung_server_had_that_is_not_configured_stays_on_its_card(
+    link: MemoryLink, backend: RecordingBackend, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observe, "OBSERVE_S", 0.01)
+    backend.states |= {"llama/old": TenantState.LOADED, "llama/older": TenantState.UNLOADED}
+    async with running() as agent:
+        await link.volunteered("observed")
+        backend.hung = True
+        await agent.watch.look("llama")
+    shown = [report for report in link.reports if report.verb == "observed"][-1].data["tenants"]
+    assert shown == {"llama/med": "unreachable", "llama/old": "unreachable", "other/x": "unloaded"}
 
 
 async def test_a_silent_server_is_started_again(

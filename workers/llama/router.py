@@ -37,6 +37,7 @@ from workers.llama.keeping import Keeper
 from workers.llama.known import Known, port_of, state_of
 from workers.llama.lifecycle import Control, Lifecycle, Limits, patiently
 from workers.llama.quiet import idle_slots
+from workers.llama.roster import Roster
 from workers.llama.slots import Keep, SlotFolder
 
 _START_POLL_S = 0.05
@@ -59,9 +60,9 @@ class _Run:
 class LlamaRouter:
     """Implements `workers.backend.Backend` for one router.
 
-    `tenants` maps tenant ids to the router's model names; `slot_dir` is its --slot-save-path as this host sees it
-    (None: nothing is saved); `path_map` rewrites prefixes of model paths the server names; `state_dir` keeps the
-    cache of model identities.
+    `tenants` maps tenant ids to the router's model names; `server` is the part of those ids before the model, needed
+    where there are none (`roster`); `slot_dir` is its --slot-save-path as this host sees it (None: nothing is saved);
+    `path_map` rewrites prefixes of model paths the server names; `state_dir` keeps the cache of model identities.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class LlamaRouter:
         url: str,
         *,
         tenants: Mapping[str, str],
+        server: str | None = None,
         state_dir: Path,
         slot_dir: Path | None = None,
         api_key: str | None = None,
@@ -80,7 +82,7 @@ class LlamaRouter:
     ) -> None:
         self._http = RouterHttp(url, api_key)
         self._events = RouterEvents(self._http)
-        self._tenants = dict(tenants)
+        self._roster = Roster(self._http.url, tenants, server)
         self._control = control
         self._limits = limits or Limits()
         self._known = Known(self._http, self._events)
@@ -111,15 +113,15 @@ class LlamaRouter:
         return self._events.pulses()
 
     async def observe(self) -> Mapping[str, TenantState]:
-        """State of every tenant by GET /models alone (`/slots` and `/metrics` would wake a sleeping model)."""
+        """State of everybody by GET /models alone (`/slots` and `/metrics` would wake a sleeping model)."""
         try:
             models = await self._http.models()
         except BackendGone:
-            return {tenant: self._left_behind(name) for tenant, name in self._tenants.items()}
+            return self._roster.unseen(self._left_behind)
         except BackendError:
-            return dict.fromkeys(self._tenants, TenantState.UNREACHABLE)
+            return self._roster.unseen(lambda _: TenantState.UNREACHABLE)
         self._known.compare(models)
-        return {tenant: self._state(models.get(name)) for tenant, name in self._tenants.items()}
+        return self._roster.seen(models, self._state)
 
     def _left_behind(self, name: str) -> TenantState:
         """Without its router a model's process ends within about 1.5 s; until then it may hold VRAM."""
@@ -129,7 +131,7 @@ class LlamaRouter:
 
     async def quiesce(self, tenant: str, *, limit_ms: int | None = None) -> Quiesced:
         """Wait until the server's counters show nothing running and nothing deferred, or until it is not loaded."""
-        name = self._name(tenant)
+        name = self._roster.known(tenant)
         slots = await idle_slots(self._http, self._known, name, limit_ms)
         if slots is None:
             return Quiesced()
@@ -138,7 +140,7 @@ class LlamaRouter:
 
     async def save(self, tenant: str, args: SaveArgs) -> Saved:
         """Save one slot under a fresh name; the manifest is written last, its digest follows in the background."""
-        name, keeper = self._name(tenant), self._keeper
+        name, keeper = self._roster.configured(tenant), self._keeper
         if keeper is None:
             raise SaveUnsupported(f"no slot_dir is configured for the router at {self._http.url}")
         problem = name_problem(args.name)
@@ -169,7 +171,7 @@ class LlamaRouter:
 
     async def release(self, tenant: str, *, limit_ms: int) -> None:
         """Unload, and return when /models says so and the child is gone; after `limit_ms` the child is killed."""
-        name = self._name(tenant)
+        name = self._roster.known(tenant)
         try:
             model = self._known.loaded(name) or await self._known.look(name)
         except BackendDown:
@@ -191,7 +193,7 @@ class LlamaRouter:
 
     async def load(self, tenant: str) -> Loaded:
         """Load, wait for `loaded`, and take the smallest real answer (not on a model that was already loaded)."""
-        name = self._name(tenant)
+        name = self._roster.configured(tenant)
         began = time.monotonic()
         if self._keeper is not None:
             self._keeper.read_ahead(tenant)
@@ -240,7 +242,7 @@ class LlamaRouter:
 
     async def restore(self, tenant: str, snapshot: str, slot: int) -> Restored:
         """Put a snapshot into an empty slot, once size, fingerprint and digest are right."""
-        name, keeper = self._name(tenant), self._keeper
+        name, keeper = self._roster.configured(tenant), self._keeper
         if keeper is None:
             raise BackendRefused(f"no slot_dir is configured for the router at {self._http.url}: nothing to restore")
         model = await self._loaded(name)
@@ -261,12 +263,6 @@ class LlamaRouter:
         run.restored[slot] = snapshot
         keeper.restored(snapshot)
         return Restored(slot, answer.n_restored, answer.timings.restore_ms)
-
-    def _name(self, tenant: str) -> str:
-        try:
-            return self._tenants[tenant]
-        except KeyError:
-            raise BackendRefused(f"{tenant!r} is no tenant of the router at {self._http.url}") from None
 
     def _local_path(self, path: str) -> str:
         for theirs in sorted(self._paths, key=len, reverse=True):
