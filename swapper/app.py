@@ -200,6 +200,7 @@ def _backend(name: str, entry: TenantEntry, config: Config, spec: Spec, control:
     return LlamaRouter(
         cast("str", entry.url),
         tenants={t.id: t.id.removeprefix(f"{name}/") for t in spec.tenants.values() if t.server == name},
+        server=name,
         state_dir=config.state_dir,
         slot_dir=entry.slot_dir if keep.strategy != "off" else None,
         api_key=os.environ.get(entry.api_key_env) if entry.api_key_env else None,

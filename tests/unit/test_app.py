@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from swapper import app
 from swapper.app import LOCK_FILE, PID_FILE, Running, running, serving_pid
 from swapper.config import Config, load
 from swapper.demo.server import LlamaServer
 from swapper.demo.stage import Stage
-from swapper.errors import ConfigError, SwapperError
+from swapper.errors import BackendError, ConfigError, SwapperError
 from swapper.store import embedded
 
 CONFIG = """
@@ -115,6 +116,22 @@ async def test_the_demo_ends_with_the_reason_when_a_part_dies(config: Config, tm
     with pytest.raises(SwapperError, match="the agent ended by itself: a bug"):
         await show()
     assert embedded.running(config.state_dir) is None
+
+
+async def test_a_router_is_told_its_servers_name_also_where_no_model_is_configured(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.write_text(
+        CONFIG.replace("tenants: {}", "tenants: {llama: {kind: llama-router, card: gpu0, url: 'http://127.0.0.1:9'}}")
+    )
+
+    def router(url: str, *, tenants: dict[str, str], server: str, **_rest: object) -> None:
+        raise BackendError(f"{server} at {url} has {tenants}")
+
+    monkeypatch.setattr(app, "LlamaRouter", router)
+    with pytest.raises(BackendError, match=r"^llama at http://127\.0\.0\.1:9 has \{\}$"):
+        async with running(load(path, {})):
+            pass
 
 
 async def test_a_cancellation_from_elsewhere_stays_one(config: Config) -> None:
