@@ -118,18 +118,17 @@ async def test_the_demo_ends_with_the_reason_when_a_part_dies(config: Config, tm
     assert embedded.running(config.state_dir) is None
 
 
-async def test_a_router_is_told_its_servers_name_also_where_no_model_is_configured(
+async def test_a_router_is_told_its_servers_name_by_which_strangers_in_it_are_called(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path.write_text(
-        CONFIG.replace("tenants: {}", "tenants: {llama: {kind: llama-router, card: gpu0, url: 'http://127.0.0.1:9'}}")
-    )
+    traits = "kind: llama-router, card: gpu0, url: 'http://127.0.0.1:9', snapshots: {strategy: off}"
+    path.write_text(CONFIG.replace("tenants: {}", f"tenants: {{llama: {{{traits}, models: {{med: {{vram: 1GiB}}}}}}}}"))
 
     def router(url: str, *, tenants: dict[str, str], server: str, **_rest: object) -> None:
         raise BackendError(f"{server} at {url} has {tenants}")
 
     monkeypatch.setattr(app, "LlamaRouter", router)
-    with pytest.raises(BackendError, match=r"^llama at http://127\.0\.0\.1:9 has \{\}$"):
+    with pytest.raises(BackendError, match=r"^llama at http://127\.0\.0\.1:9 has \{'llama/med': 'med'\}$"):
         async with running(load(path, {})):
             pass
 
