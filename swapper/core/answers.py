@@ -202,10 +202,11 @@ def _load_failed(draft: Draft, tenant: str, reason: str) -> None:
     draft.card = replace(draft.card, failed={**draft.card.failed, tenant: failure})
     draft.alert(f"{tenant} could not be loaded: {reason}", tenant=tenant)
     swap = draft.swap
-    draft.update(to=tuple(t for t in swap.to if t != tenant))
-    if not draft.swap.to and not swap.back and swap.from_:
+    if plan.arriving(draft.swap):
+        return
+    if not swap.back and swap.from_:
         compensate(draft, f"{tenant} could not be loaded")
-    elif not draft.swap.to and not draft.swap.pending:
+    elif not draft.swap.pending:
         end_in_fault(draft, reason, outcome="compensated")
 
 

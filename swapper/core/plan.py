@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from swapper.core.spec import Spec
-from swapper.core.types import Card, Step, Swap
+from swapper.core.types import Card, Step, StepOutcome, Swap
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,12 @@ def next_step(swap: Swap, step: Step) -> Step | None:
         return None
     steps = list(Step)
     return steps[steps.index(step) + 1]
+
+
+def arriving(swap: Swap) -> tuple[str, ...]:
+    """The tenants that come, without those whose load failed in this swap."""
+    failed = {r.tenant for r in swap.steps if r.step is Step.LOAD and r.outcome is StepOutcome.FAILED}
+    return tuple(t for t in swap.to if t not in failed)
 
 
 def first_step(leaving: Sequence[str]) -> Step:

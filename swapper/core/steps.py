@@ -200,9 +200,10 @@ def _begin_restore(draft: Draft) -> None:
 
 def _begin_open(draft: Draft) -> None:
     swap = draft.swap
-    coming = tuple(t for t in swap.to if t not in draft.card.residents)
+    arriving = plan.arriving(swap)
+    coming = tuple(t for t in arriving if t not in draft.card.residents)
     draft.card = replace(draft.card, residents=(*draft.card.residents, *coming))
-    for tenant in swap.to:
+    for tenant in arriving:
         epoch = draft.gate(tenant, open_=True)
         unproved = [
             {"snapshot": c.snapshot, "slot": c.slot, "tokens": c.tokens}

@@ -1,7 +1,7 @@
 """What swapper adds to a handover: 20 of them on the real server, interleaved with a bare script that does the same.
 
 The bare script has no scheduler: save two slots, unload, wait on the router's SSE, load, wait, one token, restore two
-slots. swapper does that for another model of the same size on the same router, through its HTTP lease API with the
+slots, on a router of its own. swapper does that for a model of the same size, through its HTTP lease API with the
 embedded store. Figures are per handover, out and back together; what counts is the paired difference within one run.
 Run: `python -m tests.bench.handover [--rounds 20] [--json]`.
 """
@@ -116,6 +116,7 @@ async def talk(session: aiohttp.ClientSession, url: str, model: str) -> None:
 
 
 async def rounds(router: RealRouter, server: Server, count: int) -> list[Pair]:
+    """`router` is the bare script's."""
     async with (
         aiohttp.ClientSession() as session,
         sse(session, f"{router.url}/models/sse") as changes,
@@ -173,16 +174,22 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        router = RealRouter(folder / "router", make_models(folder, [OURS, BARE]), defaults={"threads": "1"})
+        models = make_models(folder, [OURS, BARE])
+        router, apart = (
+            RealRouter(folder / f"router-{name}", {name: models[name]}, defaults={"threads": "1"})
+            for name in (OURS, BARE)
+        )
         server = Server(folder / "swapper", router, {OURS: "{vram: 8GiB, default: true}"})
         try:
             router.start()
+            apart.start()
             server.start()
             disk_ms = fsync_ms(folder)
-            result = report(asyncio.run(rounds(router, server, args.rounds)), disk_ms)
+            result = report(asyncio.run(rounds(apart, server, args.rounds)), disk_ms)
         finally:
             server.stop()
             router.stop()
+            apart.stop()
     if args.json:
         print(json.dumps(result))
         return

@@ -159,3 +159,14 @@ def test_residents_loaded_since_the_first_lease_come_back_too() -> None:
     play.decide()
     play.run()
     assert play.card.return_to == (MED, SMALL)
+
+
+def test_a_load_that_fails_alone_stands_in_the_record_as_ended() -> None:
+    play = Play(spec(tenant("med", default=True)))
+    play.decide()
+    play.run(until="load")
+    for _ in range(2):
+        play.answer(play.pending("load"), ok=False, detail="exit code 1")
+    swap = play.log["sw_100"]
+    assert (swap.to, swap.outcome, swap.reason) == ((MED,), "compensated", "exit code 1")
+    assert [r.outcome for r in swap.steps if r.tenant] == ["failed"]
