@@ -95,6 +95,13 @@ def _model(options: ModelOptions) -> Iterator[Finding]:
         text = f"{why}, and cache-idle-slots empties every idle slot at each call: only one conversation can be saved"
         mend = "write parallel = N and kv-unified = false" if options.auto_parallel else "write kv-unified = false"
         yield _at(options, Level.WARNING, "kv-unified", text, f"{mend}, or cache-idle-slots = false", "kv-unified")
+    similarity = options.settings.get("slot-prompt-similarity")
+    if similarity is None and options.n_parallel > 1:
+        text = (
+            "a prompt that shares a tenth with a used slot takes that slot, also while others are free, "
+            "and a system prompt in common is enough"
+        )
+        yield _at(options, Level.WARNING, "slot-prompt-similarity", text, "write slot-prompt-similarity = 0.5")
     if not options.metrics:
         text = "no metrics: calls that wait inside the server cannot be seen before it is unloaded"
         yield _at(options, Level.WARNING, "no-metrics", text, "start the router with --metrics", "metrics")

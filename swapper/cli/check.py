@@ -17,7 +17,7 @@ import click
 
 from swapper.cli.common import print_json
 from swapper.config import Config, TenantEntry, load
-from swapper.config.advice import advise, advise_live
+from swapper.config.advice import advise, advise_live, model_options
 from swapper.errors import ConfigError, StoreDown
 
 _TIMEOUT_S = 5.0
@@ -49,7 +49,8 @@ def check(path: Path | None, as_json: bool) -> None:
         for one in found:
             click.echo(f"{'error' if one.error else 'warning'}: {one.text}")
         where = config.path or "the environment"
-        click.echo(f"{where}: {errors} errors, {len(found) - errors} warnings; {_inventory(config)}")
+        counts = f"{_count(errors, 'error')}, {_count(len(found) - errors, 'warning')}"
+        click.echo(f"{where}: {counts}; {_inventory(config)}")
     raise SystemExit(1 if errors else 0)
 
 
@@ -99,10 +100,29 @@ async def _server(
     except (OSError, TimeoutError, ValueError) as error:
         if entry.control != "command":
             why = str(error) or "no answer in time"
-            yield Finding(True, f"tenants.{server}.url: {entry.url}: {why}; start the server, or correct the address")
+            mend = "" if isinstance(error, ValueError) else "; start the server, or correct the address"
+            yield Finding(True, f"tenants.{server}.url: {entry.url}: {why}{mend}")
         return
     for one in advise_live(config, server, models, props):
         yield Finding(one.error, str(one))
+    for missing in filter(None, (_missing_file(config, server, model, environ) for model in entry.models)):
+        yield missing
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def _missing_file(config: Config, server: str, model: str, environ: Mapping[str, str]) -> Finding | None:
+    """A model file that the preset names with its whole path and that is not here: a warning, since it may be there."""
+    options = model_options(config, f"{server}/{model}", environ)
+    setting = options.settings.get("model") if options is not None else None
+    if setting is None or not os.path.isabs(setting.value) or config.tenants[server].path_map:
+        return None
+    if os.path.exists(setting.value):
+        return None
+    text = f"{server}: [{model}] model = {setting.value}: no such file here, its load would fail"
+    return Finding(False, f"{text}; correct the path in the preset")
 
 
 async def _ask(entry: TenantEntry, environ: Mapping[str, str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -128,6 +148,10 @@ async def _ask(entry: TenantEntry, environ: Mapping[str, str]) -> tuple[list[dic
     models: object = answers[0].get("data")
     if not isinstance(models, list):
         raise ValueError("/models has no list of models; is it a llama-server in router mode?")
+    if answers[1].get("role") != "router":
+        raise ValueError(
+            "this llama-server serves one model and is no router: start it with --models-preset FILE and without -m"
+        )
     return cast("list[dict[str, Any]]", models), answers[1]
 
 

@@ -68,6 +68,8 @@ async def _dispatch(
     tenant = ctx.names.get(ask.model)
     if tenant is None:
         return errors.model_not_found(ask.model, ctx.names)
+    if (failure := ctx.member.resting(tenant)) is not None:
+        return errors.load_failed(ask.model, failure.reason)
     owner = str(request.get("owner", "local"))
     call = ctx.admission.admit(tenant, klass, owner, ctx.limits.max_wait_ms)
     if isinstance(call, Full):

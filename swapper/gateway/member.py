@@ -141,6 +141,12 @@ class Member:
         except StoreDown:
             _log().warning("store down while leaving; the membership runs out by itself", gateway=self.executor)
 
+    def resting(self, tenant: str) -> Failure | None:
+        """Why the tenant could not be loaded, while it is not to be tried again yet."""
+        failure = self._failed.get(tenant)
+        now_ms = self._admission.now() + self._admission.epoch_offset_ms
+        return failure if failure is not None and failure.retry_ms > now_ms else None
+
     def loading(self, tenant: str) -> bool:
         """True while a swap that brings the tenant was seen running."""
         return tenant in self._loading

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -336,3 +337,13 @@ async def test_nothing_is_asked_of_the_server_while_nothing_is_to_be_proved() ->
         await gateway.member.proofs.idle()
         assert gateway.upstream.slot_queries == []
         assert gateway.link.reports.empty()
+
+
+async def test_a_call_for_a_model_that_rests_after_a_failed_load_is_told_at_once() -> None:
+    async with serve(opened=False) as gateway:
+        gateway.link.failed[ALPHA] = Failure("bad magic", 1, int(time.time() * 1000) + 60_000)
+        await gateway.link.tell_cards()
+        await gateway.link.looked()
+        async with gateway.post(CHAT) as response:
+            assert response.status == 502
+            assert "bad magic" in await response.text()

@@ -141,7 +141,7 @@ def test_every_name_needed_for_a_snapshots_fingerprint_is_known() -> None:
         assert lookup(name) is not None
 
 
-SAFE = "np = 2\nkvu = false\nmetrics = true\nslot-save-path = /slots\n"
+SAFE = "np = 2\nsps = 0.5\nkvu = false\nmetrics = true\nslot-save-path = /slots\n"
 ROUTER = RouterOptions(autoload=False, models_max=0)
 
 
@@ -168,6 +168,7 @@ def test_a_server_set_up_for_handovers_loses_nothing() -> None:
         (SAFE.replace("np = 2\n", ""), "kv-unified"),
         (SAFE.replace("slot-save-path = /slots\n", ""), "no-slot-save-path"),
         (SAFE.replace("metrics = true\n", ""), "no-metrics"),
+        (SAFE.replace("sps = 0.5\n", ""), "slot-prompt-similarity"),
         (SAFE + "no-slots = true\n", "no-slots"),
         (SAFE + "no-cache-prompt = true\n", "no-cache-prompt"),
         (SAFE + "sleep-idle-seconds = 60\n", "sleep"),

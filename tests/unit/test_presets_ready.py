@@ -53,7 +53,7 @@ tenants:
     slot_dir: slots
     models: {med: {vram: 2GiB}}
 """
-INI = "[med]\nmodel = x.gguf\nnp = 2\n"
+INI = "[med]\nmodel = x.gguf\nnp = 2\nsps = 0.5\n"
 
 
 def made(folder: Path, yaml: str = YAML, ini: str = INI) -> Config:
@@ -73,7 +73,7 @@ def test_the_preset_is_found_by_the_command_when_it_is_not_named(tmp_path: Path)
 
 def test_advice_names_the_file_and_the_line(tmp_path: Path) -> None:
     config = made(tmp_path, ini=INI + "ctx = 4096\n")
-    assert said(advise(config, ENVIRON)).startswith(f"{tmp_path}/p.ini:4: [med] ctx is not an option")
+    assert said(advise(config, ENVIRON)).startswith(f"{tmp_path}/p.ini:5: [med] ctx is not an option")
 
 
 def test_a_model_the_preset_does_not_have_is_an_error_with_the_near_name(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ PROPS = {"role": "router", "max_instances": 0, "models_autoload": False}
 
 
 def running(*args: str) -> list[dict[str, object]]:
-    own = ["llama-server", "--alias", "med", "--parallel", "2", "--metrics", *args]
+    own = ["llama-server", "--alias", "med", "--parallel", "2", "--slot-prompt-similarity", "0.5", "--metrics", *args]
     return [{"id": "med", "aliases": ["m"], "status": {"value": "loaded", "args": own}}]
 
 
