@@ -1,0 +1,66 @@
+"""`swapper check` on servers that are there: what is no router, and a model file that is not where the preset says."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from tests.unit.test_cli import swapper
+
+MODELS = {"data": [{"id": "med", "status": {"value": "unloaded", "args": ["--port", "0"]}}]}
+
+
+@asynccontextmanager
+async def answering(props: dict[str, object]) -> AsyncGenerator[str]:
+    """A server that answers /models and /props."""
+
+    async def models(_: web.Request) -> web.Response:
+        return web.json_response(MODELS)
+
+    async def said(_: web.Request) -> web.Response:
+        return web.json_response(props)
+
+    app = web.Application()
+    app.add_routes([web.get("/models", models), web.get("/props", said)])
+    async with TestServer(app) as server:
+        yield str(server.make_url("")).rstrip("/")
+
+
+def config(folder: Path, url: str, preset: str = "") -> str:
+    (folder / "slots").mkdir()
+    path = folder / "swapper.yaml"
+    path.write_text(
+        f"""
+state_dir: state
+cards: {{gpu0: {{vram: 24GiB}}}}
+tenants:
+  llama:
+    kind: llama-router
+    card: gpu0
+    url: {url}
+    slot_dir: slots
+    {f"preset: {preset}" if preset else ""}
+    models: {{med: {{vram: 6GiB}}}}
+"""
+    )
+    return str(path)
+
+
+async def test_a_plain_llama_server_is_told_from_a_router(tmp_path: Path) -> None:
+    async with answering({"model_path": "/models/med.gguf"}) as url:
+        result = await swapper("check", "-c", config(tmp_path, url))
+    assert result.exit_code == 1
+    assert "is no router: start it with --models-preset FILE and without -m" in result.stdout
+    assert "1 error, 0 warnings" in result.stdout
+
+
+async def test_a_model_file_that_is_not_there_is_told_before_its_load_fails(tmp_path: Path) -> None:
+    absent = tmp_path / "absent.gguf"
+    (tmp_path / "presets.ini").write_text(f"[med]\nmodel = {absent}\nparallel = 1\n")
+    async with answering({"role": "router", "max_instances": 0, "models_autoload": False}) as url:
+        result = await swapper("check", "-c", config(tmp_path, url, "presets.ini"))
+    assert f"[med] model = {absent}: no such file here" in result.stdout
