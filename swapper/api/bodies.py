@@ -112,7 +112,7 @@ def _refusal(error: ValidationError, model: type[BaseModel]) -> Problem:
 def _field_error(detail: ErrorDetails, known: list[str]) -> dict[str, str]:
     path = ".".join(str(part) for part in detail["loc"] if not str(part).startswith("function-"))
     if detail["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(path, known, n=1)
+        near = difflib.get_close_matches(path[:100], known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
         return {"field": path, "message": f"there is no such field; {hint}"}
     message = detail["msg"].removeprefix("Value error, ")

@@ -43,7 +43,7 @@ async def _until_told(work: Any) -> int:  # noqa: ANN401
             task.cancel()
         told.append(number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, stop, number)
     try:
         return await task

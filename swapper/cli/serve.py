@@ -47,6 +47,7 @@ async def _serve(config: Config) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, log.warning, "SIGHUP: this version reads its configuration at start only")
     async with running(config) as server, server.unless_failed():
         log.info("serving", url=server.url, state_dir=str(config.state_dir), cards=list(server.spec.cards))
         for one in await examine(config, os.environ):

@@ -15,6 +15,9 @@ from aiohttp import web
 DONE = b"data: [DONE]\n\n"
 
 
+_LONGEST_NAME = 512
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """A refusal: HTTP `status`, OpenAI `type` and `code`, a sentence, the field at fault, seconds to wait."""
@@ -48,6 +51,8 @@ def bad_request(message: str, param: str | None = None, code: str = "bad_request
 
 def model_not_found(model: str, known: Iterable[str]) -> Problem:
     """404 with the names that look like the one asked for."""
+    if len(model) > _LONGEST_NAME:  # comparing takes time that grows with the length, and holds everybody up
+        return Problem(404, "model_not_found", "no model has so long a name; GET /v1/models lists them", param="model")
     near = get_close_matches(model, list(known), n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(near)}?" if near else "; GET /v1/models lists the models"
     return Problem(404, "model_not_found", f"model '{model}' does not exist here{hint}", param="model")

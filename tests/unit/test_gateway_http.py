@@ -310,3 +310,9 @@ async def test_models_are_listed_with_their_context_and_whether_they_serve(path:
         (line,) = body["data"]
         assert (line["id"], line["context_length"], line["status"]) == ("alpha", 8192, {"value": "loaded"})
         assert line["aliases"] == ["gpt-4o"]
+
+
+async def test_a_name_longer_than_any_model_has_is_refused_without_comparing_it() -> None:
+    async with serve() as gateway, gateway.post({"model": "a" * 100_000}) as response:
+        assert response.status == 404
+        assert "so long a name" in await response.text()
