@@ -105,6 +105,7 @@ def write_preset(
         "parallel": str(parallel),
         "kv-unified": "false",
         "cache-idle-slots": "false",
+        "slot-prompt-similarity": "0.5",
         "skip-chat-parsing": "true",
         **(defaults or {}),
     }
