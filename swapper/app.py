@@ -31,7 +31,7 @@ from swapper.config.advice import model_options
 from swapper.config.schema import CardEntry, TenantEntry
 from swapper.coordinator import Coordinator
 from swapper.core.spec import Spec
-from swapper.errors import ConfigError, SwapperError
+from swapper.errors import ConfigError, StoreDown, SwapperError
 from swapper.gateway import http as gateway
 from swapper.gateway.admission import Admission
 from swapper.gateway.context import GatewayContext, Limits, ModelInfo, Target
@@ -55,6 +55,7 @@ LOCK_FILE = "serve.lock"
 PID_FILE = "serve.pid"
 MIB = 1024 * 1024
 SHUTDOWN_S = 2.0
+STORE_RETRY_S = 1.0
 
 
 @dataclass(slots=True)
@@ -130,7 +131,7 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
     config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     async with AsyncExitStack() as stack:
         _claim(config.state_dir, stack)
-        store = await _store(config, stack)
+        store = await _store(config, stack, failed)
         spec = config.spec()
         controls = {name: control_of(name, entry, config) for name, entry in config.tenants.items()}
         backends = {name: _backend(name, entry, config, spec, controls[name]) for name, entry in config.tenants.items()}
@@ -177,15 +178,28 @@ def serving_pid(state_dir: Path) -> int | None:
         return None
 
 
-async def _store(config: Config, stack: AsyncExitStack) -> RedisStore:
+async def _store(config: Config, stack: AsyncExitStack, failed: asyncio.Future[str]) -> RedisStore:
     url = config.redis
     if url is None:
         server = await embedded.start(config.state_dir)
         stack.push_async_callback(embedded.stop, config.state_dir)
+        await _background(stack, failed, _keep_store(config.state_dir, server), "embedded store")
         url = server.url
     store = await RedisStore.open(url)
     stack.push_async_callback(store.close)
     return store
+
+
+async def _keep_store(state_dir: Path, server: embedded.Embedded) -> None:
+    """A store that was killed is started again, with all it had acknowledged; until then nothing is decided."""
+    while True:
+        await embedded.ended(server)
+        log.warning("the embedded store ended; starting it again", pid=server.pid)
+        try:
+            server = await embedded.start(state_dir)
+        except StoreDown as down:
+            log.error("the embedded store does not start", error=str(down))
+            await asyncio.sleep(STORE_RETRY_S)
 
 
 def control_of(name: str, entry: TenantEntry, config: Config) -> Control:

@@ -59,3 +59,25 @@ def _processes(router: RealRouter) -> set[tuple[int, float]]:
     """The router and its children, each with its start time."""
     top = psutil.Process(router.pid)
     return {(process.pid, process.create_time()) for process in (top, *top.children(recursive=True))}
+
+
+def test_a_store_killed_with_9_is_back_with_every_lease_and_the_queue_goes_on(server: Server) -> None:
+    server.chat("alpha", "hello")
+    held = server.lease("held", wait=30)
+    waiting = server.lease("waiting")
+    (store,) = (p for p in psutil.Process(1).children(recursive=True) if _is_store(p, server))
+    store.kill()
+    store.wait(10)
+    server.wait_ready()
+    assert server.get(f"/api/leases/{held['id']}")["state"] == "granted"
+    server.release(held)
+    granted = server.get(f"/api/leases/{waiting['id']}?wait=30")
+    assert granted["state"] == "granted"
+    assert cast("int", granted["token"]) > cast("int", held["token"])
+
+
+def _is_store(process: psutil.Process, server: Server) -> bool:
+    try:
+        return str(server.state_dir) in " ".join(process.cmdline()) and "valkey" in process.name()
+    except psutil.Error:
+        return False

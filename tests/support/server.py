@@ -74,6 +74,11 @@ tenants:
         with self.log_path.open("ab") as log:
             command = [sys.executable, "-m", "swapper", "serve", "-c", str(self.config)]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self.wait_ready()
+
+    def wait_ready(self) -> None:
+        """Wait until it says it is ready (again)."""
+        assert self._process is not None
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
