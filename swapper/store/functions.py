@@ -6,6 +6,7 @@ nothing here knows of connections. Times are milliseconds; `now_ms` None lets th
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from importlib import resources
 from typing import Any, TypeAlias
 
@@ -37,12 +38,12 @@ def library_source() -> str:
     return "\n".join(room.joinpath(name).read_text(encoding="utf-8") for name in ("library.lua", "views.lua"))
 
 
-class Functions:
+class Functions(ABC):
     """The half of the store that is function calls; redis.py adds connections and streams."""
 
+    @abstractmethod
     async def _call(self, name: str, *args: str) -> Reply:
         """Call the library's function. Raises StoreDown; ValueError where the caller broke a rule."""
-        raise NotImplementedError
 
     async def enqueue(
         self,
