@@ -29,6 +29,7 @@ from swapper.store.protocol import Ended, Idempotency, KeyReused, LeaseFilter, N
 _KEY = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,254}")
 _CURSOR = re.compile(r"[0-9]{1,16}")
 _UNDECIDED = frozenset({LeaseState.QUEUED, LeaseState.PREPARING})
+_FIRST_YEAR, _LAST_YEAR = 2000, 2200
 
 
 class LeaseRoutes:
@@ -176,6 +177,9 @@ class LeaseRoutes:
             raise bad_value("vram", f"{body.vram} never fits: the most a lease can have is {room}, on {best}")
 
     def _check_times(self, body: LeaseBody) -> None:
+        for name, moment in (("not_before", body.not_before), ("deadline", body.deadline)):
+            if moment is not None and not _FIRST_YEAR <= moment.year <= _LAST_YEAR:
+                raise bad_value(name, f"its year is not between {_FIRST_YEAR} and {_LAST_YEAR}")
         if body.deadline is None:
             return
         if body.deadline <= datetime.now(body.deadline.tzinfo):

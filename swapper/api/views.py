@@ -17,11 +17,16 @@ _PROCESS = re.compile(r"pid (?P<pid>\d+)(?: \((?P<name>.*)\))?")
 _NO_ENV: Mapping[str, str | None] = {"CUDA_VISIBLE_DEVICES": None, "HIP_VISIBLE_DEVICES": None}
 
 
+_FIRST_MS, _LAST_MS = -62_135_596_800_000, 253_402_300_799_999
+"""The moments a date can tell (years 1 to 9999): beyond them the nearest is shown."""
+
+
 def iso(ms: int | None) -> str | None:
     """Milliseconds since the epoch -> `2026-03-01T04:00:00.123Z`."""
     if ms is None:
         return None
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    moment = datetime.fromtimestamp(min(max(ms, _FIRST_MS), _LAST_MS) / 1000, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def seconds(ms: int | None) -> float | int | None:

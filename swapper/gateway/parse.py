@@ -36,6 +36,8 @@ def parse_body(body: bytes) -> Ask | Problem:
         decoded = _decoder.decode(body)
     except msgspec.ValidationError as error:
         return bad_request(f"the body has a wrong field: {error}")
+    except RecursionError:
+        return bad_request("the body is nested too deeply")
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return bad_request(f"the body is not JSON: {error}")
     if not decoded.model:

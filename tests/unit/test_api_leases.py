@@ -322,3 +322,15 @@ async def test_a_class_the_key_does_not_have_is_403() -> None:
             assert "may use batch, not interactive" in (await problem(answer, 403))["detail"]
         async with http.post("/api/leases", json={}) as answer:
             assert (await answer.json())["class"] == "batch"
+
+
+@pytest.mark.parametrize("moment", ["9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+23:59"])
+@pytest.mark.parametrize("field", ["deadline", "not_before"])
+async def test_a_time_no_date_can_tell_is_422_and_poisons_no_list(
+    api: Served, http: aiohttp.ClientSession, field: str, moment: str
+) -> None:
+    async with http.post("/api/leases", json={field: moment}) as answer:
+        assert answer.status == 422
+        assert field in await answer.text()
+    async with http.get("/api/leases") as answer:
+        assert (answer.status, (await answer.json())["items"]) == (200, [])

@@ -316,3 +316,10 @@ async def test_a_name_longer_than_any_model_has_is_refused_without_comparing_it(
     async with serve() as gateway, gateway.post({"model": "a" * 100_000}) as response:
         assert response.status == 404
         assert "so long a name" in await response.text()
+
+
+async def test_a_body_nested_too_deeply_is_a_clean_400() -> None:
+    deep = '{"model": "alpha", "messages": ' + "[" * 50_000 + "]" * 50_000 + "}"
+    async with serve() as gateway, gateway.client.post(gateway.url + "/v1/chat/completions", data=deep) as response:
+        assert response.status == 400
+        assert "error" in await response.json()
