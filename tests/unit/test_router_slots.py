@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -173,3 +174,15 @@ def test_half_a_gib_of_the_disk_stays_free_where_nothing_else_is_said(
     monkeypatch.setattr(shutil, "disk_usage", disk)
     with pytest.raises(BackendError, match="has 511 MiB free, the floor is 512 MiB"):
         folder.check_space(Keep())
+
+
+def test_a_file_changed_before_its_digest_was_known_is_refused_and_gets_none(folder: SlotFolder) -> None:
+    manifest = snapshot(folder, "med.1.0.kv")
+    path, sealed = folder.path / manifest.snapshot, folder.path / (manifest.snapshot + MANIFEST_SUFFIX)
+    later = sealed.stat().st_mtime_ns + 1
+    os.utime(path, ns=(later, later))
+    assert folder.damage(manifest.snapshot) == "its file was written to after the save"
+    folder.settle(manifest)
+    settled = folder.manifest(manifest.snapshot)
+    assert settled is not None
+    assert settled.digest is None

@@ -86,6 +86,8 @@ class SlotFolder:
         try:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
+            if self._written_since_seal(manifest.snapshot):
+                return
             digest = file_digest(path)
             current = self.manifest(manifest.snapshot)
         except FileNotFoundError:
@@ -93,6 +95,11 @@ class SlotFolder:
         if current is not None and self.size(manifest.snapshot) == manifest.bytes:
             self.write(replace(current, digest=digest))
             self._verified[manifest.snapshot] = _stamp(path)
+
+    def _written_since_seal(self, name: str) -> bool:
+        """Whether the file was changed after its manifest was written: its digest would then prove nothing."""
+        path = self.path / name
+        return path.stat().st_mtime_ns > path.with_name(name + MANIFEST_SUFFIX).stat().st_mtime_ns
 
     def manifest(self, name: str) -> Manifest | None:
         """The manifest of one snapshot; None when there is none or it cannot be read as one."""
@@ -137,8 +144,10 @@ class SlotFolder:
             return "its manifest is gone"
         try:
             stamp = _stamp(path)
-            if manifest.digest is None or self._verified.get(name) == stamp:
+            if self._verified.get(name) == stamp:
                 return None
+            if manifest.digest is None:
+                return "its file was written to after the save" if self._written_since_seal(name) else None
             if file_digest(path) != manifest.digest:
                 return "its file was damaged since the save (the digest differs)"
         except OSError as error:
