@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypeVar
 
-from swapper.core.types import Command, Report, Step
+from swapper.core.types import Command, Report, Step, answer_to
 from swapper.errors import StoreDown
 from workers.backend import Backend, Probe
 from workers.lanes import WAITING, Lanes, Stored
@@ -159,7 +159,7 @@ class Agent:
             return outcome
         if isinstance(outcome, Crash):
             outcome = Outcome(False, outcome.text)
-        report = _answer(
+        report = answer_to(
             command,
             "ok" if outcome.ok else "failed",
             detail=outcome.detail,
@@ -237,26 +237,4 @@ def _refused(command: Command, newer: Pair) -> Report:
     """Where a newer *token* is the reason, `mark` tells it: a store that was rolled back must go on above it."""
     token, n = newer
     data = {"mark": token} if token > command.token else {}
-    return _answer(command, "refused", detail=f"overtaken by command {n} of token {token}", data=data)
-
-
-def _answer(
-    command: Command,
-    outcome: str,
-    *,
-    detail: str | None = None,
-    backend_ms: float | None = None,
-    data: Mapping[str, object] | None = None,
-) -> Report:
-    return Report(
-        executor=command.executor,
-        card=command.card,
-        tenant=command.tenant,
-        token=command.token,
-        n=command.n,
-        verb=command.verb,
-        outcome=outcome,
-        detail=detail,
-        backend_ms=backend_ms,
-        data=data or {},
-    )
+    return answer_to(command, "refused", detail=f"overtaken by command {n} of token {token}", data=data)

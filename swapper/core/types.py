@@ -199,6 +199,28 @@ class Report:
     data: Mapping[str, object] = field(default_factory=dict[str, object])
 
 
+def answer_to(
+    command: Command,
+    outcome: str,
+    detail: str | None = None,
+    data: Mapping[str, object] | None = None,
+    backend_ms: float | None = None,
+) -> Report:
+    """The report that answers a command: addressed by its executor, card, tenant, token and number."""
+    return Report(
+        executor=command.executor,
+        card=command.card,
+        tenant=command.tenant,
+        token=command.token,
+        n=command.n,
+        verb=command.verb,
+        outcome=outcome,
+        detail=detail,
+        backend_ms=backend_ms,
+        data=data or {},
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Swap:
     """A running or finished swap. `pending` are the commands not yet answered: re-sent as they are on resume.

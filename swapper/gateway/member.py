@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 import structlog
 
-from swapper.core.types import Card, Command, Demand, Failure, Report, Step, World
+from swapper.core.types import Card, Command, Demand, Failure, Report, Step, World, answer_to
 from swapper.errors import StoreDown
 from swapper.gateway.admission import Admission
 from swapper.gateway.proof import Finding, Proofs, read_unproved
@@ -250,7 +250,7 @@ class Member:
                 await self._send(answer)
             return
         if identity < record.mark:
-            await self._send(_answer(command, "refused", f"older than {record.mark[0]}.{record.mark[1]}"))
+            await self._send(answer_to(command, "refused", f"older than {record.mark[0]}.{record.mark[1]}"))
             return
         if command.token > record.mark[0]:
             record.answers.clear()
@@ -269,14 +269,14 @@ class Member:
         """Do what the command says, and what is to be answered, now or once drained."""
         tenant, epoch = command.tenant, command.args.get("epoch")
         if tenant is None or not isinstance(epoch, int):
-            return _answer(command, "failed", f"a gateway needs a tenant and an epoch for '{command.verb}'")
+            return answer_to(command, "failed", f"a gateway needs a tenant and an epoch for '{command.verb}'")
         mine = self._admission.gate(tenant).epoch
         if command.verb in (Step.CLOSE, Step.OPEN) and epoch < mine:
-            return _answer(command, "refused", f"epoch {epoch} is older than the gate's {mine}", {"epoch": mine})
+            return answer_to(command, "refused", f"epoch {epoch} is older than the gate's {mine}", {"epoch": mine})
         match command.verb:
             case Step.CLOSE:
                 self.proofs.forget(tenant)
-                return _answer(command, "ok", data={"in_flight": self._admission.close(tenant, epoch)})
+                return answer_to(command, "ok", data={"in_flight": self._admission.close(tenant, epoch)})
             case Step.DRAIN:
                 return _OnceDrained(tenant, {})
             case "cut":
@@ -287,18 +287,18 @@ class Member:
                 try:
                     unproved = read_unproved(command.args.get("unproved"))
                 except msgspec.ValidationError as error:
-                    return _answer(command, "failed", f"what is unproved cannot be read: {error}")
+                    return answer_to(command, "failed", f"what is unproved cannot be read: {error}")
                 self.proofs.expect(tenant, command.card, swap, unproved)
                 self._admission.open(tenant, epoch, swap or None)
                 for task in [task for task, of in self._pending.items() if of == tenant]:
                     task.cancel()  # nobody waits any more for the drain that this ends
-                return _answer(command, "ok")
+                return answer_to(command, "ok")
             case _:
-                return _answer(command, "failed", f"a gateway does not know '{command.verb}'")
+                return answer_to(command, "failed", f"a gateway does not know '{command.verb}'")
 
     async def _finish(self, record: _Record, command: Command, outcome: _OnceDrained) -> None:
         await self._admission.drained(outcome.tenant)
-        answer = _answer(command, "ok", data=outcome.data)
+        answer = answer_to(command, "ok", data=outcome.data)
         identity = (command.token, command.n)
         if identity in record.answers:
             record.answers[identity] = answer
@@ -318,22 +318,6 @@ class Member:
         await self._send(
             Report(self.executor, finding.card, finding.tenant, 0, 0, "proof", "ok", data=dict(finding.data))
         )
-
-
-def _answer(
-    command: Command, outcome: str, detail: str | None = None, data: Mapping[str, object] | None = None
-) -> Report:
-    return Report(
-        executor=command.executor,
-        card=command.card,
-        tenant=command.tenant,
-        token=command.token,
-        n=command.n,
-        verb=command.verb,
-        outcome=outcome,
-        detail=detail,
-        data=data or {},
-    )
 
 
 _log: Callable[[], structlog.stdlib.BoundLogger] = structlog.get_logger
