@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
 import structlog
 
-from swapper.core import machine, policy
+from swapper.core import machine, turn
 from swapper.core.apply import apply
 from swapper.core.commit import Commit, Committed
 from swapper.core.spec import Spec
-from swapper.core.types import Card, Report, Swap, World
+from swapper.core.turn import busy, card_of
+from swapper.core.types import Report, Swap, World
 from swapper.errors import StoreDown
 from swapper.store.protocol import Inputs, Store
 
@@ -35,7 +36,7 @@ BACKOFF_S = 0.5
 
 @dataclass(slots=True)
 class Seen:
-    """What the agents last said: tenant states and card readings, and which hosts have said hello."""
+    """What the agents last said: tenant states, card readings, marks, and which hosts have said hello."""
 
     hosts: set[str] = field(default_factory=set[str])
     states: dict[str, str] = field(default_factory=dict[str, str])
@@ -80,7 +81,7 @@ class Coordinator:
         self.listening.set()
         await self._extend()
         for name in self._spec.cards:
-            await self._decide(lambda world, name=name: machine.resume(world, self._spec, _card(world, name)))
+            await self._decide(lambda world, name=name: machine.resume(world, self._spec, card_of(world, name)))
         self._caught_up = True
         await self._settle()
 
@@ -101,9 +102,15 @@ class Coordinator:
             )
             await self._extend()
         self._last_turn_ms = now_ms
+        answers: list[Report] = []
         for report in inputs.reports:
-            await self._take(report)
-        await self._settle()
+            if report.token and report.outcome != "refused":
+                answers.append(report)
+                continue
+            if report.outcome == "refused":  # it sends again what is pending: nothing answered must be among that
+                await self._settle(answers)
+            await self._hear(report)
+        await self._settle(answers)
 
     async def _patience(self) -> int:
         world = await self._look()
@@ -129,7 +136,8 @@ class Coordinator:
             self._read_at, self._read_ms = time.monotonic(), self._world.now_ms
         return self._world
 
-    async def _take(self, report: Report) -> None:
+    async def _hear(self, report: Report) -> None:
+        """Everything but the answers that a swap waits for."""
         match report.verb:
             case "hello":
                 await self._meet(report.executor, cast("int", report.data.get("mark", 0)))
@@ -137,15 +145,18 @@ class Coordinator:
                 await self._observed(report)
             case "proof":
                 await self._proof(report)
-            case _ if report.outcome == "refused":
-                await self._refused(report)
             case _:
-                await self._decide(lambda world: machine.on_report(world, self._spec, report))
+                await self._refused(report)
 
     async def _meet(self, executor: str, mark: int) -> None:
         """An agent is there: no token at or below its mark may be given out any more (the store may be an old copy)."""
-        await self._store.raise_token(mark)
+        await self._raise(mark)
         self.seen.hosts.add(executor.removeprefix("agent:"))
+
+    async def _raise(self, mark: int) -> None:
+        if (await self._look()).token < mark:
+            await self._store.raise_token(mark)
+            self._world = None
 
     async def _observed(self, report: Report) -> None:
         self.seen.states.update(cast("Mapping[str, str]", report.data.get("tenants", {})))
@@ -158,71 +169,49 @@ class Coordinator:
     async def _proof(self, report: Report) -> None:
         swap = await self._store.swap(str(report.data.get("swap")))
         if swap is not None:
-            await self._decide(lambda world: machine.on_proof(_card(world, swap.card), swap, report))
+            await self._decide(lambda world: machine.on_proof(card_of(world, swap.card), swap, report))
 
     async def _refused(self, report: Report) -> None:
         """An executor knows a higher mark or epoch than we: the store was rolled back. Go on above it."""
         if "epoch" in report.data:
             await self._decide(lambda world: machine.on_gate_refused(world, self._spec, report))
             return
-        world = await self._look()
-        swap = _card(world, report.card).swap
         mark = report.data.get("mark")
-        if swap is None or swap.token != report.token or not isinstance(mark, int):
+        if not isinstance(mark, int):
             return
-        await self._store.raise_token(mark)
-        token = await self._store.draw_token()
-        await self._decide(lambda world: machine.retoken(world, self._spec, _card(world, report.card), token))
+        await self._raise(mark)
 
-    async def _settle(self) -> None:
-        """Let the machine do all that is due, then let the policy start what is worth starting."""
-        await self._decide(lambda world: machine.overdue_in_queue(world, self._spec))
+        def again(world: World) -> Commit | None:
+            card = card_of(world, report.card)
+            overtaken = card.swap is not None and card.swap.token == report.token
+            return machine.retoken(world, self._spec, card, world.next_token) if overtaken else None
+
+        await self._decide(again)
+
+    async def _settle(self, answers: Sequence[Report] = ()) -> None:
+        """Take the answers, let the machine do all that is due and the policy start what is worth starting."""
+        while await self._decide(lambda world: self._next(world, answers)):
+            pass
+
+    def _next(self, world: World, answers: Sequence[Report]) -> Commit | None:
         for name in self._spec.cards:
-            while await self._decide(lambda world, name=name: self._due(world, _card(world, name))):
-                pass
-            await self._start(name)
+            if busy(world, self._spec, name):
+                self._idle_since[name] = world.now_ms
+            else:
+                self._idle_since.setdefault(name, world.now_ms)
+        return turn.decide(world, self._spec, self._sight(), answers, lambda: self._new_id("sw"))
 
-    def _due(self, world: World, card: Card) -> Commit | None:
-        due = machine.on_time(world, self._spec, card)
-        if due is not None or not self._fresh(card):
-            return due
-        states = {t: s for t, s in self.seen.states.items() if t in self._tenants_of(card.name)}
-        free = self.seen.readings.get(card.name, {}).get("free_mib")
-        return machine.on_observed(world, self._spec, card, states, free if isinstance(free, int) else None)
-
-    def _fresh(self, card: Card) -> bool:
-        """Only what was seen after the last swap's commands were carried out may contradict the card."""
-        return card.swap is None and self.seen.marks.get(card.name, 0) >= self._ended_token.get(card.name, 0)
-
-    def _tenants_of(self, card: str) -> set[str]:
-        return {t.id for t in self._spec.tenants.values() if t.card == card}
-
-    async def _start(self, name: str) -> None:
-        """Start the swap the policy chooses, if any, with a token drawn for it."""
-        if self._spec.cards[name].host not in self.seen.hosts:
-            return
-        world = await self._look()
-        if self._choose(world, name) is None:
-            return
-        token = await self._store.draw_token()
-        swap_id = self._new_id("sw")
-
-        def begin(world: World) -> Commit | None:
-            choice = self._choose(world, name)
-            card = _card(world, name)
-            return choice and machine.start(world, self._spec, card, choice, swap_id=swap_id, token=token)
-
-        if await self._decide(begin):
-            log.info("swap started", swap=swap_id, card=name, token=token)
-
-    def _choose(self, world: World, name: str) -> policy.Choice | None:
-        card = _card(world, name)
-        tenants = self._tenants_of(name)
-        busy = any(d.running or d.waiting for d in world.demand if d.tenant in tenants)
-        idle_since = self._idle_since.setdefault(name, world.now_ms)
-        if busy or card.holds or card.swap is not None:
-            idle_since = self._idle_since[name] = world.now_ms
-        return policy.choose(world, self._spec, card, idle_since_ms=idle_since)
+    def _sight(self) -> turn.Sight:
+        seen = self.seen
+        free = {card: reading.get("free_mib") for card, reading in seen.readings.items()}
+        return turn.Sight(
+            hosts=seen.hosts,
+            states=seen.states,
+            free_mib={card: mib for card, mib in free.items() if isinstance(mib, int)},
+            carried_out=seen.marks,
+            ended=self._ended_token,
+            idle_since=self._idle_since,
+        )
 
     async def _decide(self, decide: Callable[[World], Commit | None]) -> bool:
         """Read, decide, commit; on a conflict again. True when something was written."""
@@ -242,10 +231,12 @@ class Coordinator:
 
     def _remember(self, world: World, commit: Commit) -> None:
         for card in commit.cards:
-            before = _card(world, card.name).swap
-            if before is not None and card.swap is None:
+            before, after = card_of(world, card.name).swap, card.swap
+            if before is not None and (after is None or after.id != before.id):
                 self._ended_token[card.name] = before.token
                 _log_end(next((s for s in commit.swaps if s.id == before.id), before), world.now_ms)
+            if after is not None and (before is None or after.id != before.id):
+                log.info("swap started", swap=after.id, card=card.name, token=after.token)
         for alert in commit.alerts:
             log.warning("alert", card=alert.card, text=alert.text)
 
@@ -253,7 +244,3 @@ class Coordinator:
 def _log_end(swap: Swap, now_ms: int) -> None:
     took = (swap.ended_ms or now_ms) - swap.started_ms
     log.info("swap ended", swap=swap.id, card=swap.card, outcome=swap.outcome, ms=took, reason=swap.reason)
-
-
-def _card(world: World, name: str) -> Card:
-    return world.cards.get(name) or Card(name)

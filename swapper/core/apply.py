@@ -23,7 +23,7 @@ def apply(world: World, commit: Commit) -> World:
     after = replace(
         world, cards={**world.cards, **cards}, gates={**world.gates, **commit.gates}, leases=_visible(leases)
     )
-    return replace(after, queued=after.queued - _left_queue(world, commit))
+    return replace(after, queued=after.queued - _left_queue(world, commit), token=max((world.token, *commit.tokens)))
 
 
 def changed(lease: Lease, change: LeaseChange, now_ms: int) -> Lease:

@@ -1,13 +1,14 @@
 """What a decision asks the store to write, as one value: the only way a card or a grant changes.
 
 Invariant: a Commit either lands whole or not at all. Each card it names must still have the version the decision was
-made on; each lease it touches must still be in one of the states the decision expected.
+made on, each lease it touches must still be in one of the states the decision expected, and every token it gives out
+must be higher than any before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from swapper.core.types import Card, Command, Conversation, Gate, LeaseState, Swap
 
@@ -47,6 +48,8 @@ class Alert:
 class Commit:
     """Cards (each with the version it was read at; the store writes version + 1), leases, swaps, gates, commands.
 
+    `tokens` are those this decision gives out, rising: the counter must still be below the first, and becomes the last.
+
     Every card, lease and swap written becomes an event with its after-image, every conversation and alert an event
     of its own, and commands reach their executors' outboxes, all in the same atomic write.
     """
@@ -58,6 +61,27 @@ class Commit:
     commands: tuple[Command, ...] = ()
     conversations: tuple[Conversation, ...] = ()
     alerts: tuple[Alert, ...] = ()
+    tokens: tuple[int, ...] = ()
+
+    def then(self, later: Commit) -> Commit | None:
+        """Both as one write, `later` decided on what this one leaves; None where a lease would change twice."""
+        if {change.id for change in self.leases} & {change.id for change in later.leases}:
+            return None
+        read_at = {card.name: card.version for card in self.cards}
+        cards = {c.name: c for c in self.cards} | {
+            c.name: replace(c, version=read_at.get(c.name, c.version)) for c in later.cards
+        }
+        swaps = {swap.id: swap for swap in (*self.swaps, *later.swaps)}
+        return Commit(
+            cards=tuple(cards.values()),
+            leases=(*self.leases, *later.leases),
+            swaps=tuple(swaps.values()),
+            gates={**self.gates, **later.gates},
+            commands=(*self.commands, *later.commands),
+            conversations=(*self.conversations, *later.conversations),
+            alerts=(*self.alerts, *later.alerts),
+            tokens=(*self.tokens, *later.tokens),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +91,6 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Nothing was written; `what` names the card or lease that had moved on. Read again and decide again."""
+    """Nothing was written; `what` (a card, a lease, a gate, the tokens) had moved on. Read and decide again."""
 
     what: str

@@ -28,6 +28,7 @@ class Draft:
     commands: list[Command] = field(default_factory=list[Command])
     conversations: list[Conversation] = field(default_factory=list[Conversation])
     alerts: list[Alert] = field(default_factory=list[Alert])
+    tokens: list[int] = field(default_factory=list[int])
 
     def __post_init__(self) -> None:
         self._swap = self.card.swap
@@ -49,8 +50,9 @@ class Draft:
         return self._swap is not None
 
     def begin(self, swap: Swap) -> None:
-        """Give the card a swap."""
+        """Give the card a swap; its token is given out by that."""
         self._swap = swap
+        self.tokens.append(swap.token)
 
     def end(self, swap: Swap) -> None:
         """The swap is over: it goes to the record, the card has none."""
@@ -144,6 +146,7 @@ class Draft:
             commands=tuple(self.commands),
             conversations=tuple(self.conversations),
             alerts=tuple(self.alerts),
+            tokens=tuple(self.tokens),
         )
 
 

@@ -84,7 +84,7 @@ def retoken(world: World, spec: Spec, card: Card, token: int) -> Commit | None:
         return None
     draft = Draft(world, spec, card)
     pending = card.swap.pending
-    draft.update(token=token, pending=())
+    draft.begin(replace(card.swap, token=token, pending=()))
     for command in pending:
         draft.command(command.executor, command.verb, command.tenant, command.args)
     return draft.commit()

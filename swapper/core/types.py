@@ -373,7 +373,7 @@ class World:
 
     `leases` holds every preparing and granted lease, the heads of the queue in (class rank, seq) order, and every
     lease whose expiry or deadline has passed. `gateways` are the live gateway processes, `next_due_ms` the earliest
-    expiry or deadline still ahead.
+    expiry or deadline still ahead. `token` is the one counter of tokens: the highest ever given out or reported.
     """
 
     now_ms: int
@@ -384,3 +384,9 @@ class World:
     demand: tuple[Demand, ...] = ()
     gateways: tuple[str, ...] = ()
     gates: Mapping[str, Gate] = field(default_factory=dict[str, Gate])
+    token: int = 0
+
+    @property
+    def next_token(self) -> int:
+        """The token to give out next: higher than any before, and at least unix seconds << 20."""
+        return max(self.token, self.now_ms // 1000 << 20) + 1

@@ -191,6 +191,7 @@ def commit(value: Commit) -> str:
             "swaps": [_swap(swap) for swap in value.swaps],
             "gates": [_gate(tenant, gate) for tenant, gate in value.gates.items()],
             "commands": [{"executor": order.executor, "doc": encode(order)} for order in value.commands],
+            "tokens": [str(token) for token in value.tokens],
             "said": [*map(_conversation, value.conversations), *map(_alert, value.alerts)],
         }
     )

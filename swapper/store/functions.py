@@ -133,7 +133,8 @@ class Functions(ABC):
         1,000 waiting ones past their deadline. In (held first, then class rank, seq) order. `next_due_ms` is the
         earliest expiry, end of max_hold, revocation, deadline, `not_before` or end of a membership still ahead.
         """
-        now, cards, rows, queued, due, gateways, records, gates = await self._call("read", codec.optional(now_ms))
+        answer = await self._call("read", codec.optional(now_ms))
+        now, cards, rows, queued, due, gateways, records, gates, token = answer
         leases = sorted((codec.lease_image(*row) for row in rows), key=_order)
         documents = [codec.card(text) for text in cards]
         return World(
@@ -145,6 +146,7 @@ class Functions(ABC):
             demand=tuple(record for text in records for record in codec.demand(text)),
             gateways=tuple(gateways),
             gates=codec.gates(gates),
+            token=int(token),
         )
 
     async def commit(self, commit: Commit, *, now_ms: int | None = None) -> Committed | Conflict:
@@ -156,12 +158,8 @@ class Functions(ABC):
         answer = await self._call("commit", codec.optional(now_ms), codec.commit(commit))
         return Committed() if answer[0] == "ok" else Conflict(answer[1])
 
-    async def draw_token(self, *, now_ms: int | None = None) -> int:
-        """The next token: max(counter, unix seconds << 20) + 1."""
-        return int(await self._call("draw_token", codec.optional(now_ms)))
-
     async def raise_token(self, mark: int) -> None:
-        """Make the next token higher than `mark`."""
+        """Make every later token higher than `mark`."""
         await self._call("raise_token", str(mark))
 
     async def beat(self, gateway: str, demand: tuple[Demand, ...], *, ttl_ms: int, now_ms: int | None = None) -> None:

@@ -300,6 +300,9 @@ local function commit(keys, a)
       return { 'conflict', 'gate ' .. gate.tenant }
     end
   end
+  if c.tokens[1] and not less(redis.call('GET', p .. ':token') or '0', c.tokens[1]) then
+    return { 'conflict', 'tokens' }
+  end
   local leases = {}
   for i, wanted in ipairs(c.leases) do
     leases[i] = fetch(p, wanted.id)
@@ -307,18 +310,10 @@ local function commit(keys, a)
     if mistake then return redis.error_reply(mistake) end
     if conflict then return { 'conflict', conflict } end
   end
+  if c.tokens[1] then redis.call('SET', p .. ':token', c.tokens[#c.tokens]) end
   for i, wanted in ipairs(c.leases) do apply(p, leases[i], wanted, now) end
   write_documents(p, c)
   return { 'ok' }
-end
-
--- now -> the token, a string: higher than any before and than the second's floor
-local function draw_token(keys, a)
-  local key = keys[1] .. ':token'
-  local floor = int(math.floor(clock(a[1]) / 1000) * 1048576)
-  if less(redis.call('GET', key) or '0', floor) then redis.call('SET', key, floor) end
-  redis.call('INCR', key)
-  return redis.call('GET', key)
 end
 
 -- mark
@@ -357,7 +352,6 @@ redis.register_function('swapper_1_enqueue', enqueue)
 redis.register_function('swapper_1_heartbeat', heartbeat)
 redis.register_function('swapper_1_finish', finish)
 redis.register_function('swapper_1_commit', commit)
-redis.register_function('swapper_1_draw_token', draw_token)
 redis.register_function('swapper_1_raise_token', raise_token)
 redis.register_function('swapper_1_beat', beat)
 redis.register_function('swapper_1_leave', leave)

@@ -156,10 +156,6 @@ class Store(Protocol):
         """Check every guard, then write everything, or nothing."""
         ...
 
-    async def draw_token(self, *, now_ms: int | None = None) -> int:
-        """The next token; at least unix seconds << 20, always higher than any before."""
-        ...
-
     async def raise_token(self, mark: int) -> None:
         """Make the next token higher than `mark` (an agent reported it: the store may have been rolled back)."""
         ...

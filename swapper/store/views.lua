@@ -49,7 +49,8 @@ local function next_due(p, now)
   return due and int(due) or ''
 end
 
--- now -> now, cards, leases (after-image, expires_ms, progress), queued, next due, gateways, demand documents, gates
+-- now -> now, cards, leases (after-image, expires_ms, progress), queued, next due, gateways, demand documents, gates,
+-- the counter of tokens
 local function read(keys, a)
   local p, now = keys[1], clock(a[1])
   local leases, demand = {}, {}
@@ -61,7 +62,7 @@ local function read(keys, a)
   for _, gateway in ipairs(gateways) do demand[#demand + 1] = redis.call('HGET', p .. ':demand', gateway) or '[]' end
   return {
     int(now), redis.call('HVALS', p .. ':cards'), leases, int(redis.call('ZCARD', p .. ':queue')), next_due(p, now),
-    gateways, demand, redis.call('HGETALL', p .. ':gates'),
+    gateways, demand, redis.call('HGETALL', p .. ':gates'), redis.call('GET', p .. ':token') or '0',
   }
 end
 

@@ -60,9 +60,17 @@ async def prepare(store: Store, lease_id: str, now_ms: int = NOW) -> Committed |
     return await store.commit(Commit(cards=(card,), leases=(change,)), now_ms=now_ms)
 
 
+async def draw(store: Store, now_ms: int | None = NOW) -> int:
+    """A token, given out as a decision does it: on a conflict read and decide again."""
+    while True:
+        token = (await store.read(now_ms=now_ms)).next_token
+        if await store.commit(Commit(tokens=(token,)), now_ms=now_ms) == Committed():
+            return token
+
+
 async def grant(store: Store, lease_id: str, now_ms: int = NOW) -> int:
     """Grant whatever waits under this id; returns its token."""
-    token = await store.draw_token(now_ms=now_ms)
+    token = await draw(store, now_ms)
     card = replace(await card_of(store), holds=(Hold(lease_id, "", None, None, granted=True),))
     change = LeaseChange(lease_id, WAITING, LeaseState.GRANTED, token=token, card="gpu0")
     assert await store.commit(Commit(cards=(card,), leases=(change,)), now_ms=now_ms) == Committed()

@@ -25,7 +25,7 @@ from swapper.core.types import (
     Swap,
 )
 from swapper.store.redis import RedisStore
-from tests.store.acts import GRANTED, NOW, QUEUED, ask, card_of, fold, grant, prepare, request, state, unmoved
+from tests.store.acts import GRANTED, NOW, QUEUED, ask, card_of, draw, fold, grant, prepare, request, state, unmoved
 
 ORDER = Command("agent:main", "gpu0", "llama/med", 2**53 + 1, 3, "save", {"slot": 1, "name": "a.bin"})
 SWAP = Swap(
@@ -99,7 +99,7 @@ async def test_of_many_who_grant_at_once_one_succeeds(store: RedisStore) -> None
     card = await card_of(store)
 
     async def attempt(number: int) -> Committed | Conflict:
-        token = await store.draw_token(now_ms=NOW)
+        token = await draw(store)
         held = replace(card, holds=(Hold(f"a{number}", "", None, None),))
         change = LeaseChange(f"a{number}", QUEUED, LeaseState.GRANTED, token=token, card="gpu0")
         return await store.commit(Commit(cards=(held,), leases=(change,)), now_ms=NOW)
@@ -112,7 +112,7 @@ async def test_of_many_who_grant_at_once_one_succeeds(store: RedisStore) -> None
 
 async def test_a_lease_is_granted_once_even_through_two_cards(store: RedisStore) -> None:
     await ask(store, "a", request(card=None))
-    token = await store.draw_token(now_ms=NOW)
+    token = await draw(store)
     change = LeaseChange("a", QUEUED, LeaseState.GRANTED, token=token)
     assert await store.commit(Commit(cards=(Card("gpu0"),), leases=(change,)), now_ms=NOW) == Committed()
     assert await store.commit(Commit(cards=(Card("gpu1"),), leases=(change,)), now_ms=NOW) == Conflict("lease a")

@@ -12,7 +12,7 @@ from swapper.core.commit import Commit, LeaseChange
 from swapper.core.types import ACTIVE, LeaseState, WorkClass
 from swapper.store.protocol import LeaseFilter
 from swapper.store.redis import RedisStore
-from tests.store.acts import NOW, ask, fold, request, unmoved
+from tests.store.acts import NOW, ask, draw, fold, request, unmoved
 from tests.store.conftest import fake_store
 
 ACTS = ("ask", "cancel", "release", "beat", *(state.value for state in LeaseState))
@@ -39,7 +39,7 @@ async def act(store: RedisStore, what: str, lease_id: str, klass: WorkClass, now
     elif what == "beat":
         await store.heartbeat(lease_id, lease.token or 1, now_ms=now_ms)
     elif what in LIFE.get(lease.state, ()):
-        token = await store.draw_token(now_ms=now_ms) if what == "granted" else None
+        token = await draw(store, now_ms) if what == "granted" else None
         change = LeaseChange(lease_id, frozenset({lease.state}), LeaseState(what), token=token)
         await store.commit(Commit(leases=(change,)), now_ms=now_ms)
 

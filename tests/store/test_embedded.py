@@ -17,7 +17,7 @@ import pytest
 from swapper.errors import StoreDown
 from swapper.store import embedded
 from swapper.store.redis import RedisStore
-from tests.store.acts import NOW, ask
+from tests.store.acts import NOW, ask, draw
 
 START = """
 import asyncio, os, sys
@@ -106,7 +106,7 @@ async def test_a_killed_server_comes_back_with_all_that_was_acknowledged(folder:
     store = await RedisStore.open(found.url)
     for number in range(50):
         await ask(store, f"a{number}")
-    token = await store.draw_token()
+    token = await draw(store, None)
     os.kill(found.pid, signal.SIGKILL)
     assert gone(found.pid)
     again = await embedded.start(folder)
@@ -115,7 +115,7 @@ async def test_a_killed_server_comes_back_with_all_that_was_acknowledged(folder:
     # The same store object: its idle connections are dead, and it must notice by itself.
     assert (await store.read(now_ms=NOW)).queued == 50
     assert [await store.position(f"a{number}") for number in range(50)] == list(range(1, 51))
-    assert await store.draw_token() > token
+    assert await draw(store, None) > token
     await store.close()
 
 

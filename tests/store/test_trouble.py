@@ -18,7 +18,7 @@ from swapper.store import embedded
 from swapper.store.embedded import Embedded
 from swapper.store.functions import LIBRARY
 from swapper.store.redis import Client, RedisStore, without_secret
-from tests.store.acts import NOW, ask
+from tests.store.acts import NOW, ask, draw
 
 
 class Scripted:
@@ -71,14 +71,14 @@ async def lone(folder: Path) -> AsyncIterator[tuple[RedisStore, Embedded]]:
 async def test_trouble_is_told_in_a_sentence_and_nothing_is_sent_again(error: Exception, words: str) -> None:
     store, client = scripted(error)
     with pytest.raises(StoreDown, match=words):
-        await store.draw_token()
+        await store.raise_token(1)
     assert len(client.sent) == 1
 
 
 async def test_a_bug_of_ours_is_not_dressed_up_as_trouble() -> None:
     store, _ = scripted(rex.ResponseError("ERR wrong number of arguments"))
     with pytest.raises(rex.ResponseError):
-        await store.draw_token()
+        await store.raise_token(1)
 
 
 @pytest.mark.parametrize("shape", ["list", "dict", "nested dict"])
@@ -111,10 +111,10 @@ async def test_a_server_that_hangs_is_store_down_within_the_call_timeout(
     os.kill(found.pid, signal.SIGSTOP)
     try:
         with pytest.raises(StoreDown, match="did not answer in time"):
-            await hasty.draw_token()
+            await hasty.wake()
     finally:
         os.kill(found.pid, signal.SIGCONT)
-    assert await hasty.draw_token() > 0
+    await hasty.wake()
     await hasty.close()
 
 
@@ -156,7 +156,7 @@ async def test_two_prefixes_on_one_server_do_not_meet(lone: tuple[RedisStore, Em
 
 async def test_many_callers_at_once_are_all_served(lone: tuple[RedisStore, Embedded]) -> None:
     store, found = lone
-    drawn = await asyncio.gather(*(store.draw_token() for _ in range(300)))
+    drawn = await asyncio.gather(*(draw(store, None) for _ in range(300)))
     assert len(set(drawn)) == 300
     lines = [line for line in psutil.Process(found.pid).net_connections("unix") if line.raddr or line.laddr]
     assert len(lines) < 60

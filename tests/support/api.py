@@ -70,7 +70,7 @@ class Served:
 
     async def grant(self, lease_id: str, card: str = "gpu0") -> int:
         """Grant a lease and return its token."""
-        token = await self.store.draw_token()
+        token = (await self.store.read()).next_token
         await self.change(lease_id, LeaseState.GRANTED, token=token, card=card, explain="granted at once")
         return token
 

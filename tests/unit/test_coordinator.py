@@ -130,7 +130,7 @@ async def test_a_default_is_loaded_and_a_lease_gets_the_card_and_gives_it_back(r
 
 
 async def test_a_mark_above_the_counter_raises_it_before_anything_is_granted(rig: Rig) -> None:
-    mark = await rig.store.draw_token() + 5_000_000
+    mark = (await rig.store.read()).next_token + 5_000_000
     await rig.hands.hello(mark)
     await rig.enqueue("ls_a")
     world = await rig.until(lambda world: world.leases["ls_a"].state is LeaseState.GRANTED)

@@ -1,0 +1,124 @@
+"""One turn of the coordinator as one decision: all that answers, the clock, the agents' sight and the policy ask for.
+
+Invariant: the commit is what deciding and committing one thing after the other would have left behind, written at
+once; where that cannot be told as one write (a lease that changes twice) it ends before, and the next call goes on.
+Deciding again on the same answers is harmless: an answer that was taken is awaited by nobody. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+from swapper.core import machine, policy
+from swapper.core.apply import apply
+from swapper.core.commit import Commit
+from swapper.core.spec import Spec
+from swapper.core.types import Card, Report, World
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What the agents last said, and what is remembered beside the store.
+
+    `hosts`: those whose agent said hello. `states`: tenant id -> TenantState. `free_mib`: card -> the probe's reading.
+    `carried_out`: card -> the newest token whose commands were all carried out before its agent looked. `ended`:
+    card -> the token of the last swap that ended on it. `idle_since`: card -> since when no call runs or waits, ms.
+    """
+
+    hosts: AbstractSet[str] = frozenset()
+    states: Mapping[str, str] = field(default_factory=dict[str, str])
+    free_mib: Mapping[str, int] = field(default_factory=dict[str, int])
+    carried_out: Mapping[str, int] = field(default_factory=dict[str, int])
+    ended: Mapping[str, int] = field(default_factory=dict[str, int])
+    idle_since: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+def decide(
+    world: World, spec: Spec, sight: Sight, answers: Sequence[Report], new_swap: Callable[[], str]
+) -> Commit | None:
+    """What to write now; None when everything is at rest. Call again after it was written: there may be more.
+
+    `answers` are taken in order, then each card does what is due, and then the policy starts what is worth starting.
+    """
+    fold = _Fold(world, spec, sight, new_swap)
+    for report in answers:
+        if not fold.add(machine.on_report(fold.world, spec, report)):
+            return fold.commit
+    if not fold.add(machine.overdue_in_queue(fold.world, spec)):
+        return fold.commit
+    for name in spec.cards:
+        while (due := fold.due(name)) is not None:
+            if not fold.add(due):
+                return fold.commit
+        if not fold.add(fold.start(name)):
+            return fold.commit
+    return fold.commit
+
+
+def card_of(world: World, name: str) -> Card:
+    """The card as the store has it; one never written is empty."""
+    return world.cards.get(name) or Card(name)
+
+
+def busy(world: World, spec: Spec, name: str) -> bool:
+    """Whether anything holds, moves, or calls for the card's tenants."""
+    card = card_of(world, name)
+    asked = any(d.running or d.waiting for d in world.demand if d.tenant in _tenants_of(spec, name))
+    return asked or bool(card.holds) or card.swap is not None
+
+
+def _tenants_of(spec: Spec, card: str) -> set[str]:
+    return {t.id for t in spec.tenants.values() if t.card == card}
+
+
+class _Fold:
+    """Decisions joined into one commit, each made on the world that the ones before it leave."""
+
+    def __init__(self, world: World, spec: Spec, sight: Sight, new_swap: Callable[[], str]) -> None:
+        self.world = world
+        self.commit: Commit | None = None
+        self._spec = spec
+        self._sight = sight
+        self._ended = dict(sight.ended)
+        self._new_swap = new_swap
+
+    def add(self, commit: Commit | None) -> bool:
+        """False when it could not be joined: then what was joined so far is written first."""
+        if commit is None:
+            return True
+        joined = commit if self.commit is None else self.commit.then(commit)
+        if joined is None:
+            return False
+        for card in commit.cards:
+            before = card_of(self.world, card.name).swap
+            if before is not None and card.swap is None:
+                self._ended[card.name] = before.token
+        self.world, self.commit = apply(self.world, commit), joined
+        return True
+
+    def due(self, name: str) -> Commit | None:
+        """What the clock or the agents' sight asks of a card."""
+        card = card_of(self.world, name)
+        due = machine.on_time(self.world, self._spec, card)
+        if due is not None or not self._fresh(card):
+            return due
+        tenants = _tenants_of(self._spec, name)
+        states = {t: s for t, s in self._sight.states.items() if t in tenants}
+        return machine.on_observed(self.world, self._spec, card, states, self._sight.free_mib.get(name))
+
+    def start(self, name: str) -> Commit | None:
+        """The swap the policy chooses for a card, once the agent beside it is known to be there."""
+        if self._spec.cards[name].host not in self._sight.hosts:
+            return None
+        world, card = self.world, card_of(self.world, name)
+        idle = world.now_ms if busy(world, self._spec, name) else self._sight.idle_since.get(name, world.now_ms)
+        choice = policy.choose(world, self._spec, card, idle_since_ms=idle)
+        if choice is None:
+            return None
+        return machine.start(world, self._spec, card, choice, swap_id=self._new_swap(), token=world.next_token)
+
+    def _fresh(self, card: Card) -> bool:
+        """Only what was seen after the last swap's commands were carried out may contradict the card."""
+        return card.swap is None and self._sight.carried_out.get(card.name, 0) >= self._ended.get(card.name, 0)
