@@ -279,6 +279,7 @@ async def test_a_release_with_a_call_in_flight_ends_at_its_limit_and_is_no_failu
 
 async def test_a_model_for_embeddings_proves_itself_by_an_embedding(backend: LlamaRouter) -> None:
     await fresh_load(backend, "vectors")
+    assert (await backend.quiesce("llama/vectors")).slots == ()
     await backend.release("llama/vectors", limit_ms=10_000)
 
 

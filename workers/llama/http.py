@@ -43,13 +43,23 @@ class Model(msgspec.Struct, frozen=True):
 
 
 class Slot(msgspec.Struct, frozen=True):
-    """One entry of GET /slots. `n_prompt_tokens` (tokens in it) and `id_task` are absent until a task ran there."""
+    """One entry of GET /slots. `n_prompt_tokens` (tokens in it), `id_task`, `params` are absent until a task ran there.
+
+    `id_task` and `params` are those of its last task; a save, a restore and an erase change neither.
+    """
+
+    class Params(msgspec.Struct, frozen=True):
+        """What we use of the parameters a call was made with."""
+
+        seed: object = None
+        n_predict: object = None
 
     id: int
     n_ctx: int
     is_processing: bool
     id_task: int | None = None
     n_prompt_tokens: int | None = None
+    params: Params | None = None
 
 
 class Props(msgspec.Struct, frozen=True):

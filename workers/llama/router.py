@@ -2,7 +2,8 @@
 
 Invariant: the model is named in every request, nothing here loads or wakes one except `load`, and a verb ends on
 what `/models`, `/slots` or the slot folder shows, not on a 200. Closing the clients' connections before a release is
-the gateway's work: with one open, llama-server kills its child only after its own `stop-timeout`.
+the gateway's work: with one open, llama-server kills its child only after its own `stop-timeout`. Our own smallest
+answer is nobody's conversation: what it leaves in a slot is neither saved nor spared, also if another swapper made it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from workers.backend import (
     SlotUse,
     TenantState,
 )
-from workers.llama.answer import smallest_answer
+from workers.llama.answer import answer_over, last_was_ours, only_trace, smallest_answer
 from workers.llama.child import Child, find_child, gone
 from workers.llama.events import RouterEvents
 from workers.llama.fingerprint import Args, Fingerprints
@@ -235,6 +236,7 @@ class LlamaRouter:
             return model, True
         model = await self._known.look(name)
         if model is not None and state_of(model) is TenantState.LOADED:
+            await answer_over(self._http, model.id, self._limits.answer_s)
             return model, False
         if model is not None and state_of(model) is TenantState.SLEEPING:  # the answer wakes it, with empty slots
             await smallest_answer(self._http, model, self._limits.answer_s)
@@ -251,7 +253,7 @@ class LlamaRouter:
         if manifest is None or manifest.tenant != tenant:
             raise BackendRefused(f"{snapshot} is no snapshot of {tenant}")
         slots, problem = await asyncio.gather(self._slots(name), keeper.problem(manifest, fingerprint))
-        problem = problem or _unfit(slots, slot)
+        problem = problem or _unfit(slots, slot, manifest)
         if problem is not None:
             raise BackendRefused(f"{snapshot} was not restored: {problem}")
         run = await self._run(model)
@@ -334,19 +336,23 @@ class LlamaRouter:
 
 def _in_use(run: _Run, slots: Sequence[Slot]) -> tuple[SlotUse, ...]:
     """Slots that may hold something: one that never ran a task is known empty only in a child we loaded."""
-    return tuple(
-        SlotUse(slot.id, slot.n_prompt_tokens or 0)
-        for slot in slots
-        if slot.n_prompt_tokens or (slot.n_prompt_tokens is None and (not run.ours or slot.id in run.restored))
-    )
+    return tuple(SlotUse(slot.id, slot.n_prompt_tokens or 0) for slot in slots if _may_hold(run, slot))
 
 
-def _unfit(slots: list[Slot], slot: int) -> str | None:
-    """Why nothing should be put into this slot now."""
+def _may_hold(run: _Run, slot: Slot) -> bool:
+    if slot.n_prompt_tokens is None:
+        return not run.ours or slot.id in run.restored
+    return slot.n_prompt_tokens > 0 and (slot.id in run.restored or not only_trace(slot))
+
+
+def _unfit(slots: list[Slot], slot: int, manifest: Manifest) -> str | None:
+    """Why this snapshot should not be put into this slot now."""
     if not 0 <= slot < len(slots):
         return f"there is no slot {slot} among {len(slots)}"  # the server would silently wrap it round
-    if slots[slot].is_processing:
+    there = slots[slot]
+    if there.is_processing:
         return f"slot {slot} is at work for somebody else"
-    if slots[slot].n_prompt_tokens:
-        return f"slot {slot} was taken: it holds {slots[slot].n_prompt_tokens} tokens already"
+    again = last_was_ours(there) and there.n_prompt_tokens == manifest.tokens  # put there by one who died thereafter
+    if there.n_prompt_tokens and not again and not only_trace(there):
+        return f"slot {slot} was taken: it holds {there.n_prompt_tokens} tokens already"
     return None
