@@ -1,7 +1,8 @@
 """The slot folder: which snapshots lie in it, what their manifests say, and whether a file is still what was saved.
 
 Invariant: a snapshot counts only with its manifest, written after the file and replaced in one move; a file and its
-sidecars (same stem) come and go together. Touches the slot folder only. All functions block: call them in threads.
+sidecars (same stem) come and go together. Only regular files are opened, or given to the server to open. Touches the
+slot folder only. All functions block: call them in threads.
 """
 
 from __future__ import annotations
@@ -13,16 +14,21 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import structlog
 import xxhash
 
 from swapper.errors import BackendError
 from swapper.snapshots.manifest import MANIFEST_SUFFIX, Fingerprint, Manifest, decode, encode, refusal
+from workers.llama.regular import NotRegular, open_regular, rewrite_regular, stat_regular
 
 _CHUNK = 1 << 20
+_MANIFEST_BYTES = 1 << 20
+"""No manifest is larger; more of what calls itself one is not read."""
 AGE_MS = 7 * 24 * 3_600_000
 """How long a snapshot stays where nothing else is configured: what an abandoned swap saved must not stay for ever."""
 REREAD = 8
 """Tokens by which a conversation that went on may be shorter: its last ones are read anew, perhaps as fewer."""
+_log = structlog.stdlib.get_logger("workers.llama")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,32 +57,34 @@ class SlotFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._verified: dict[str, tuple[int, int, int]] = {}
+        self._passed_over: set[str] = set()
         self.boot = _boot_id()
 
     def size(self, name: str) -> int | None:
-        """Bytes of a slot file, None when it is not there."""
+        """Bytes of a slot file, None when it is not there. Raises NotRegular when it is something else."""
         try:
-            return (self.path / name).stat().st_size
+            return stat_regular(self.path / name).st_size
         except FileNotFoundError:
             return None
 
     def forget(self, name: str) -> None:
-        """Take a manifest away before its file is written again."""
+        """Take a manifest away before its file is written again. Raises NotRegular when that is no file."""
+        self.size(name)
         (self.path / (name + MANIFEST_SUFFIX)).unlink(missing_ok=True)
         self._verified.pop(name, None)
 
     def seal(self, manifest: Manifest) -> None:
         """Close the file to other users and write its manifest, the last thing of a save."""
-        with contextlib.suppress(PermissionError):  # a server under another user keeps its own mode
-            (self.path / manifest.snapshot).chmod(0o600)
+        path = self.path / manifest.snapshot
+        with contextlib.suppress(PermissionError), open_regular(path) as file:  # another user's keeps its own mode
+            os.fchmod(file.fileno(), 0o600)
         self.write(manifest)
 
     def write(self, manifest: Manifest) -> None:
         """Write or replace a manifest in one move."""
         path = self.path / (manifest.snapshot + MANIFEST_SUFFIX)
         fresh = path.with_name(path.name + ".tmp")
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(fd, "wb") as file:
+        with rewrite_regular(fresh, 0o600) as file:
             file.write(encode(manifest))
         os.replace(fresh, path)
 
@@ -84,7 +92,7 @@ class SlotFolder:
         """Force the file to the disk, then rewrite its manifest with the digest. A vanished file is left alone."""
         path = self.path / manifest.snapshot
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 os.fsync(file.fileno())
             if self._written_since_seal(manifest.snapshot):
                 return
@@ -104,9 +112,19 @@ class SlotFolder:
     def manifest(self, name: str) -> Manifest | None:
         """The manifest of one snapshot; None when there is none or it cannot be read as one."""
         try:
-            return decode((self.path / (name + MANIFEST_SUFFIX)).read_bytes())
+            with open_regular(self.path / (name + MANIFEST_SUFFIX)) as file:
+                return decode(file.read(_MANIFEST_BYTES))
+        except NotRegular as other:
+            self._pass_over(other)
         except (OSError, ValueError):
-            return None
+            pass
+        return None
+
+    def _pass_over(self, other: NotRegular) -> None:
+        """Said once of each."""
+        if other.filename not in self._passed_over:
+            self._passed_over.add(other.filename)
+            _log.warning("passed over in the slot folder", path=other.filename, why=other.strerror)
 
     def manifests(self, tenant: str | None = None) -> list[Manifest]:
         """All snapshots (of one tenant), the newest first."""
@@ -121,7 +139,11 @@ class SlotFolder:
 
     def problem(self, manifest: Manifest, now: Fingerprint) -> str | None:
         """Why a snapshot must not be restored, judged by fingerprint and size (not yet by its digest)."""
-        size = self.size(manifest.snapshot)
+        try:
+            size = self.size(manifest.snapshot)
+        except NotRegular as other:
+            self._pass_over(other)
+            return f"its file cannot be read: {other.strerror}"
         if size is None:
             return "its file is gone"
         if size != manifest.bytes:
@@ -158,13 +180,20 @@ class SlotFolder:
     def remove(self, name: str) -> None:
         """Delete a snapshot, manifest first, with every sidecar of the same stem."""
         (self.path / (name + MANIFEST_SUFFIX)).unlink(missing_ok=True)
-        (self.path / name).unlink(missing_ok=True)
+        self._unlink(self.path / name)
         stem = name.rpartition(".")[0] or name
         for path in self.path.iterdir():
             own = self.path / (path.name + MANIFEST_SUFFIX)
             if path.name.startswith(stem + ".") and not path.name.endswith(MANIFEST_SUFFIX) and not own.exists():
-                path.unlink(missing_ok=True)
+                self._unlink(path)
         self._verified.pop(name, None)
+
+    def _unlink(self, path: Path) -> None:
+        """A folder is nobody's sidecar, whatever its name: it stays, and keeps nothing else from going."""
+        if path.is_dir() and not path.is_symlink():
+            self._pass_over(NotRegular(path))
+        else:
+            path.unlink(missing_ok=True)
 
     def supersede(self, restored: str, by: str) -> Removed | None:
         """Delete a snapshot that was restored, now that `by` is saved from the very slot it was restored into.
@@ -221,7 +250,7 @@ def _only_copies(manifests: Sequence[Manifest], current: Collection[str]) -> set
 def file_digest(path: Path) -> str:
     """xxh3-128 (hex) of a file's bytes."""
     digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         read: Callable[[], bytes] = lambda: file.read(_CHUNK)  # noqa: E731
         for chunk in iter(read, b""):
             digest.update(chunk)
@@ -229,7 +258,7 @@ def file_digest(path: Path) -> str:
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
-    stat = path.stat()
+    stat = stat_regular(path)
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
