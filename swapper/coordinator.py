@@ -41,7 +41,7 @@ class Seen:
     hosts: set[str] = field(default_factory=set[str])
     states: dict[str, str] = field(default_factory=dict[str, str])
     readings: dict[str, Mapping[str, object]] = field(default_factory=dict[str, Mapping[str, object]])
-    marks: dict[str, int] = field(default_factory=dict[str, int])
+    marks: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
 
 
 class Coordinator:
@@ -52,7 +52,7 @@ class Coordinator:
         self._spec = spec
         self._new_id = new_id
         self._idle_since: dict[str, int] = {}
-        self._ended_token: dict[str, int] = {}
+        self._ordered: dict[str, tuple[int, int]] = {}
         self._after = "$"
         self._caught_up = False
         self._world: World | None = None
@@ -140,6 +140,7 @@ class Coordinator:
         """Everything but the answers that a swap waits for."""
         match report.verb:
             case "hello":
+                self._forget_orders(report.executor)
                 await self._meet(report.executor, cast("int", report.data.get("mark", 0)))
             case "observed":
                 await self._observed(report)
@@ -153,6 +154,11 @@ class Coordinator:
         await self._raise(mark)
         self.seen.hosts.add(executor.removeprefix("agent:"))
 
+    def _forget_orders(self, executor: str) -> None:
+        """An agent that starts looks afresh; with its marks lost it would never say that it carried our orders out."""
+        host = executor.removeprefix("agent:")
+        self._ordered = {card: at for card, at in self._ordered.items() if self._spec.cards[card].host != host}
+
     async def _raise(self, mark: int) -> None:
         if (await self._look()).token < mark:
             await self._store.raise_token(mark)
@@ -161,10 +167,10 @@ class Coordinator:
     async def _observed(self, report: Report) -> None:
         self.seen.states.update(cast("Mapping[str, str]", report.data.get("tenants", {})))
         self.seen.readings.update(cast("Mapping[str, Mapping[str, object]]", report.data.get("cards", {})))
-        marks = cast("Mapping[str, int]", report.data.get("marks", {}))
-        self.seen.marks.update(marks)
+        marks = cast("Mapping[str, tuple[int, int]]", report.data.get("marks", {}))
+        self.seen.marks.update({card: (token, n) for card, (token, n) in marks.items()})
         if report.executor.removeprefix("agent:") not in self.seen.hosts:
-            await self._meet(report.executor, max(marks.values(), default=0))
+            await self._meet(report.executor, max((token for token, _ in marks.values()), default=0))
 
     async def _proof(self, report: Report) -> None:
         swap = await self._store.swap(str(report.data.get("swap")))
@@ -209,7 +215,7 @@ class Coordinator:
             states=seen.states,
             free_mib={card: mib for card, mib in free.items() if isinstance(mib, int)},
             carried_out=seen.marks,
-            ended=self._ended_token,
+            ordered=self._ordered,
             idle_since=self._idle_since,
         )
 
@@ -230,10 +236,10 @@ class Coordinator:
         return False
 
     def _remember(self, world: World, commit: Commit) -> None:
+        self._ordered |= turn.orders(commit)
         for card in commit.cards:
             before, after = card_of(world, card.name).swap, card.swap
             if before is not None and (after is None or after.id != before.id):
-                self._ended_token[card.name] = before.token
                 _log_end(next((s for s in commit.swaps if s.id == before.id), before), world.now_ms)
             if after is not None and (before is None or after.id != before.id):
                 log.info("swap started", swap=after.id, card=card.name, token=after.token)

@@ -47,8 +47,8 @@ class Link(Protocol):
         """Commands after the id given (`0`: all that is retained); empty after `block_ms`. Raises StoreDown."""
         ...
 
-    async def report(self, report: Report) -> None:
-        """Tell the coordinator. Raises StoreDown."""
+    async def report(self, *reports: Report) -> None:
+        """Tell the coordinator, in this order and at once. Raises StoreDown."""
         ...
 
 
@@ -73,7 +73,7 @@ class Agent:
         sight = Sight(backends, tenants, probes)
         self._sight = sight
         self._verbs = Verbs(backends, sight)
-        self.watch = Watch(backends, sight, marks.card_token, self._volunteer)
+        self.watch = Watch(backends, sight, marks.carried_out, self._volunteer)
         self._lanes = Lanes(self)
         self._after = marks.outbox or "0"
         self._unanswered: dict[str, bool] = {}
@@ -132,14 +132,14 @@ class Agent:
         await self._greeted.wait()
         await self.watch.run()
 
-    async def _volunteer(self, verb: str, data: Mapping[str, object]) -> None:
-        await self._deliver(self._news(verb, data))
+    async def _volunteer(self, seen: Mapping[str, object]) -> None:
+        await self._deliver(self._news("observed", seen))
 
     def _news(self, verb: str, data: Mapping[str, object]) -> Report:
         return Report(self.executor, card="", tenant=None, token=0, n=0, verb=verb, outcome="ok", data=data)
 
-    async def _deliver(self, report: Report) -> None:
-        await until_stored(f"report {report.verb}", lambda: self._link.report(report))
+    async def _deliver(self, *reports: Report) -> None:
+        await until_stored(f"report {reports[-1].verb}", lambda: self._link.report(*reports))
 
     # What lanes need of their owner (lanes.Executor).
 
@@ -167,7 +167,6 @@ class Agent:
             data=outcome.data,
         )
         await self._record(report)
-        await self._show(report)
         return report
 
     async def refuse(self, command: Command, newer: Pair) -> Report:
@@ -179,7 +178,7 @@ class Agent:
 
     async def settle(self, stored: Stored, report: Report) -> None:
         """Deliver the answer, then move the place in the outbox up to the first entry still unanswered."""
-        await supervised(f"report {report.verb}", self._deliver(report))
+        await supervised(f"report {report.verb}", self._answer(report))
         self._unanswered[stored.id] = False
         reached = None
         while self._unanswered and not (waiting := next(iter(self._unanswered.items())))[1]:
@@ -211,17 +210,22 @@ class Agent:
             await marking
 
     def _undisturbed(self, command: Command) -> AbstractContextManager[None]:
-        """While a verb changes a server, its steps are no reason for a look: one follows at the end (`_show`)."""
-        server = self._sight.server_of(command.tenant or "")
-        if server is None or command.verb not in _CHANGING:
-            return nullcontext()
-        return self.watch.undisturbed(server)
+        """While a verb changes a server, its steps are no reason for a look: one comes with the answer."""
+        server = self._changed(command)
+        return nullcontext() if server is None else self.watch.undisturbed(server)
 
-    async def _show(self, report: Report) -> None:
-        """Report what the verb changed before its answer, so that no older observation outlives a finished swap."""
-        server = self._sight.server_of(report.tenant or "")
-        if server is not None and report.verb in _CHANGING:
-            await supervised(f"look at {server}", self.watch.look(server))
+    async def _answer(self, report: Report) -> None:
+        """With the answer goes what the verb changed, so that no older observation outlives a finished swap."""
+        server = self._changed(report)
+        if server is None:
+            await self._deliver(report)
+            return
+        async with self.watch.telling(server) as seen:
+            await self._deliver(*(self._news("observed", picture) for picture in seen), report)
+
+    def _changed(self, what: Command | Report) -> str | None:
+        """The server that a verb changes."""
+        return self._sight.server_of(what.tenant or "") if what.verb in _CHANGING else None
 
     async def _record(self, report: Report) -> None:
         """A result that cannot be written is still delivered: without it the verb only runs once more."""

@@ -130,10 +130,13 @@ class Marks:
         with self._guard:
             return max((record.mark[0] for record in self._lanes.values()), default=0)
 
-    def card_token(self, card: str) -> int:
-        """The highest token of any command begun on the card; 0 when there was none."""
+    def carried_out(self, card: str) -> Pair:
+        """The newest (token, n) up to which every command begun on the card was answered; (0, 0) for none."""
         with self._guard:
-            return max((r.mark[0] for (on, _), r in self._lanes.items() if on == card), default=0)
+            lanes = [record for (on, _), record in self._lanes.items() if on == card]
+            newest = max((record.mark for record in lanes), default=(0, 0))
+            token, n = min((pair for record in lanes for pair in record.open), default=(newest[0], newest[1] + 1))
+            return (token, n - 1)
 
     @property
     def outbox(self) -> str | None:

@@ -85,7 +85,7 @@ class Sight:
         return await self._probes[card].read(here, tuple(sorted({h.pid for h in known if h.alive})))
 
     def linger(self, card: str, holders: Iterable[Holder]) -> None:
-        """Departed holders that did not go: every reading of the card counts them while they live."""
+        """Departed holders not seen gone: every reading of the card counts them while they live."""
         self._lingering[card] = tuple(holders)
 
     def _cards(self, tenant: str) -> frozenset[str]:

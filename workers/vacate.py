@@ -73,6 +73,7 @@ async def vacate(sight: Sight, card: str, args: VacateArgs) -> Vacated:
     exited = asyncio.Event()
     with ExitStack() as stack:
         leaving = _leaving(stack, args, started, exited)
+        sight.linger(card, (holder.process for holder in leaving if holder.process))
         while True:
             reading = await _look(sight, card, leaving)
             now = loop.time()

@@ -5,20 +5,21 @@ later one stands; a hint that was lost costs `LOOK_S` at most. It starts servers
 it never loads or unloads a tenant.
 
 Data of `observed`: `tenants {id: state}`, with those that run and are not configured, `cards {name: reading, MiB}`, and
-`marks {card: token}`, the newest token of which a command had begun on the card when its servers were looked at.
+`marks {card: [token, n]}`: this command and all before it had been carried out on the card before it was looked at.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 
 import structlog
 
 from swapper.errors import BackendError
 from workers.backend import Backend, TenantState
+from workers.marks import Pair
 from workers.observe import Sight
 from workers.supervise import Crash, kept_running, supervised
 
@@ -33,7 +34,8 @@ _SILENT = frozenset({TenantState.STOPPED, TenantState.UNREACHABLE})
 
 log = structlog.stdlib.get_logger(__name__)
 
-Report = Callable[[str, Mapping[str, object]], Awaitable[None]]
+Picture = Mapping[str, object]
+"""The data of one `observed`."""
 
 
 @dataclass(slots=True)
@@ -48,24 +50,28 @@ class _Seen:
     looks: int = 0
     shown: int = 0
     states: Mapping[str, TenantState] = field(default_factory=dict[str, TenantState])
-    marks: Mapping[str, int] = field(default_factory=dict[str, int])
+    marks: Mapping[str, Pair] = field(default_factory=dict[str, Pair])
     disturbers: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     silent: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Watch:
-    """Watches the backends of one host. `mark` gives a card's newest token; `report` waits for the store."""
+    """Watches the backends of one host. `mark`: see Marks.carried_out; `report` waits for the store."""
 
     def __init__(
-        self, backends: Mapping[str, Backend], sight: Sight, mark: Callable[[str], int], report: Report
+        self,
+        backends: Mapping[str, Backend],
+        sight: Sight,
+        mark: Callable[[str], Pair],
+        report: Callable[[Picture], Awaitable[None]],
     ) -> None:
         self._sight = sight
         self._mark = mark
         self._report = report
         self._servers = {server: _Seen(backend, sight.cards_of(server)) for server, backend in backends.items()}
         self._telling = asyncio.Lock()
-        self._told: dict[str, object] = {}
+        self._told: Picture = {}
         self._told_at = 0.0
 
     async def run(self) -> None:
@@ -91,9 +97,20 @@ class Watch:
             seen.disturbers -= 1
 
     async def look(self, server: str) -> None:
-        """Look at one server and tell what is new of it before returning."""
+        """Look at one server and tell what is new before returning."""
         await self._look_at(server)
         await self._tell()
+
+    @asynccontextmanager
+    async def telling(self, server: str) -> AsyncGenerator[Sequence[Picture]]:
+        """Look at one server; what is new is the caller's to tell, and nothing else is told meanwhile."""
+        await supervised(f"look at {server}", self._look_at(server))
+        async with self._telling:
+            picture = await self._picture()
+            new = picture != self._told
+            yield (picture,) if new else ()
+            if new:
+                self._note(picture)
 
     async def _look_at(self, server: str) -> None:
         seen = self._servers[server]
@@ -115,21 +132,23 @@ class Watch:
             picture = await self._picture()
             now = asyncio.get_running_loop().time()
             if picture != self._told or now - self._told_at >= REPEAT_S:
-                await self._report("observed", picture)
-                self._told, self._told_at = picture, now
+                await self._report(picture)
+                self._note(picture)
+
+    def _note(self, told: Picture) -> None:
+        self._told, self._told_at = told, asyncio.get_running_loop().time()
 
     async def _picture(self) -> dict[str, object]:
         """A card whose probe fails is left out; the log says why."""
+        marks = {card: self._mark(card) for card in self._sight.cards}
         states = {tenant: state for seen in self._servers.values() for tenant, state in seen.states.items()}
         cards: dict[str, object] = {}
         for card in self._sight.cards:
             reading = await supervised(f"probe {card}", self._sight.reading(card, states))
             if not isinstance(reading, Crash):
                 cards[card] = asdict(reading) | {"holders": list(reading.holders)}
-        marks: dict[str, int] = {}
         for seen in self._servers.values():
-            for card, token in seen.marks.items():
-                marks[card] = min(token, marks.get(card, token))
+            marks |= {card: min(mark, marks.get(card, mark)) for card, mark in seen.marks.items()}
         return {"tenants": {tenant: str(state) for tenant, state in states.items()}, "cards": cards, "marks": marks}
 
     async def _look_on(self, server: str) -> None:

@@ -23,15 +23,15 @@ class Sight:
     """What the agents last said, and what is remembered beside the store.
 
     `hosts`: those whose agent said hello. `states`: tenant id -> TenantState. `free_mib`: card -> the probe's reading.
-    `carried_out`: card -> the newest token whose commands were all carried out before its agent looked. `ended`:
-    card -> the token of the last swap that ended on it. `idle_since`: card -> since when no call runs or waits, ms.
+    `carried_out`: card -> the (token, n) up to which its agent had carried out everything when it looked; `ordered`:
+    card -> that of the newest command to an agent. `idle_since`: card -> since when no call runs or waits, ms.
     """
 
     hosts: AbstractSet[str] = frozenset()
     states: Mapping[str, str] = field(default_factory=dict[str, str])
     free_mib: Mapping[str, int] = field(default_factory=dict[str, int])
-    carried_out: Mapping[str, int] = field(default_factory=dict[str, int])
-    ended: Mapping[str, int] = field(default_factory=dict[str, int])
+    carried_out: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    ordered: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     idle_since: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
@@ -69,6 +69,11 @@ def busy(world: World, spec: Spec, name: str) -> bool:
     return asked or bool(card.holds) or card.swap is not None
 
 
+def orders(commit: Commit) -> dict[str, tuple[int, int]]:
+    """The newest command to an agent for each card, as (token, n)."""
+    return {order.card: (order.token, order.n) for order in commit.commands if order.executor.startswith("agent:")}
+
+
 def _tenants_of(spec: Spec, card: str) -> set[str]:
     return {t.id for t in spec.tenants.values() if t.card == card}
 
@@ -81,7 +86,6 @@ class _Fold:
         self.commit: Commit | None = None
         self._spec = spec
         self._sight = sight
-        self._ended = dict(sight.ended)
         self._new_swap = new_swap
 
     def add(self, commit: Commit | None) -> bool:
@@ -91,10 +95,6 @@ class _Fold:
         joined = commit if self.commit is None else self.commit.then(commit)
         if joined is None:
             return False
-        for card in commit.cards:
-            before = card_of(self.world, card.name).swap
-            if before is not None and card.swap is None:
-                self._ended[card.name] = before.token
         self.world, self.commit = apply(self.world, commit), joined
         return True
 
@@ -120,5 +120,6 @@ class _Fold:
         return machine.start(world, self._spec, card, choice, swap_id=self._new_swap(), token=world.next_token)
 
     def _fresh(self, card: Card) -> bool:
-        """Only what was seen after the last swap's commands were carried out may contradict the card."""
-        return card.swap is None and self._sight.carried_out.get(card.name, 0) >= self._ended.get(card.name, 0)
+        """Only what was seen after the newest command was carried out may contradict the card."""
+        nothing = (0, 0)
+        return self._sight.carried_out.get(card.name, nothing) >= self._sight.ordered.get(card.name, nothing)

@@ -21,7 +21,7 @@ _REQUEST = msgspec.json.Decoder(LeaseRequest)
 _CARD = msgspec.json.Decoder(Card)
 _SWAP = msgspec.json.Decoder(Swap)
 _COMMAND = msgspec.json.Decoder(Command)
-_REPORT = msgspec.json.Decoder(Report)
+_REPORTS = msgspec.json.Decoder(tuple[Report, ...])
 _CONVERSATION = msgspec.json.Decoder(Conversation)
 _DEMAND = msgspec.json.Decoder(tuple[Demand, ...])
 # Lenient: in a lease's after-image the token is a string, because JSON readers with doubles would lose digits.
@@ -53,9 +53,9 @@ def command(text: str) -> Command:
     return _COMMAND.decode(text)
 
 
-def report(text: str) -> Report:
-    """A report document."""
-    return _REPORT.decode(text)
+def reports(text: str) -> tuple[Report, ...]:
+    """The reports of one entry of the inputs."""
+    return _REPORTS.decode(text)
 
 
 def demand(text: str) -> tuple[Demand, ...]:

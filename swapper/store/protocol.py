@@ -164,8 +164,8 @@ class Store(Protocol):
         """Commands for one executor after the id given (`0` = from the start of what is retained)."""
         ...
 
-    async def report(self, report: Report) -> None:
-        """Tell the coordinator."""
+    async def report(self, *reports: Report) -> None:
+        """Tell the coordinator, in this order, in one write."""
         ...
 
     async def wake(self) -> None:

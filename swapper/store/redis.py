@@ -151,9 +151,9 @@ class RedisStore(Functions):
         text = await self._do("HGET", self._key("swap", swap_id), "doc")
         return codec.swap(text) if text else None
 
-    async def report(self, report: Report) -> None:
-        """Tell the coordinator."""
-        await self._tell("r", codec.encode(report))
+    async def report(self, *reports: Report) -> None:
+        """Tell the coordinator, in this order, in one write."""
+        await self._tell("r", codec.encode(reports))
 
     async def wake(self) -> None:
         """Make the coordinator look again."""
@@ -172,7 +172,7 @@ class RedisStore(Functions):
         key = self._key("inputs")
         last = await self._tail(key) if after == "$" else after
         entries = await self._stream(key, last, block_ms, _READ_COUNT)
-        reports = tuple(codec.report(fields["r"]) for _, fields in entries if "r" in fields)
+        reports = tuple(report for _, fields in entries if "r" in fields for report in codec.reports(fields["r"]))
         return Inputs(entries[-1][0] if entries else last, reports, any("w" in fields for _, fields in entries))
 
     async def events(self, *, after: str, limit: int, block_ms: int) -> tuple[StoredEvent, ...]:

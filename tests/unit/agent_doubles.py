@@ -72,12 +72,12 @@ class MemoryLink:
                 raise StoreDown("off")
             return tuple(self.entries[int(after) :])
 
-    async def report(self, report: Report) -> None:
-        """Keep the report; raises StoreDown while the store is off."""
+    async def report(self, *reports: Report) -> None:
+        """Keep the reports; raises StoreDown while the store is off."""
         if self.down:
             raise StoreDown("off")
         async with self._news:
-            self.reports.append(report)
+            self.reports += reports
             self._news.notify_all()
 
     async def switch(self, *, down: bool) -> None:

@@ -90,6 +90,22 @@ async def test_it_waits_for_the_holder_s_process_and_wakes_when_that_ends(
     assert await waiting == Vacated(True, 24_000, ())
 
 
+async def test_every_reading_counts_the_holder_while_it_is_waited_for_and_after_it_stayed(
+    holder: subprocess.Popen[bytes],
+) -> None:
+    probe = ScriptedProbe()
+    sight = sight_of(probe)
+    waiting = asyncio.create_task(vacate(sight, "gpu0", VacateArgs(1, 60_000, left(holder.pid))))
+    await probe.looked.wait()
+    await sight.reading("gpu0", {})
+    assert probe.asked[-1] == ({}, (holder.pid,))
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    assert not (await vacate(sight, "gpu0", VacateArgs(1, 0, left(holder.pid)))).free
+    await sight.reading("gpu0", {})
+    assert probe.asked[-1] == ({}, (holder.pid,))
+
+
 async def test_a_process_that_is_long_gone_is_not_waited_for(holder: subprocess.Popen[bytes]) -> None:
     holder.kill()
     holder.wait()

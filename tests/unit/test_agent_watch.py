@@ -92,7 +92,7 @@ async def test_what_a_load_changed_is_reported_before_its_answer(link: MemoryLin
     answered = next(i for i, report in enumerate(link.reports) if report.token == 9)
     shown = [report for report in link.reports[:answered] if report.verb == "observed"][-1]
     assert shown.data["tenants"] == {"llama/med": "loaded", "other/x": "unloaded"}
-    assert shown.data["marks"] == {"gpu0": 9, "gpu1": 0}
+    assert shown.data["marks"] == {"gpu0": (9, 1), "gpu1": (0, 0)}
 
 
 async def test_the_steps_of_our_own_verb_are_no_news_and_its_end_is(

@@ -33,7 +33,7 @@ class Hands:
     async def hello(self, mark: int = 0) -> None:
         await self.say("hello", {"mark": mark})
 
-    async def observed(self, states: dict[str, str], free_mib: int, mark: int = 0) -> None:
+    async def observed(self, states: dict[str, str], free_mib: int, mark: tuple[int, int] = (0, 0)) -> None:
         cards: dict[str, object] = {"gpu0": {"total_mib": 24_576, "used_mib": 0, "free_mib": free_mib, "holders": []}}
         await self.say("observed", {"tenants": states, "cards": cards, "marks": {"gpu0": mark}})
 
@@ -137,11 +137,11 @@ async def test_a_mark_above_the_counter_raises_it_before_anything_is_granted(rig
     assert (world.leases["ls_a"].token or 0) > mark
 
 
-async def test_what_was_seen_before_the_last_swap_ended_is_not_believed(rig: Rig) -> None:
+async def test_what_was_seen_before_the_last_command_was_carried_out_is_not_believed(rig: Rig) -> None:
     await rig.hands.hello()
     world = await rig.until(serving)
-    token = rig.hands.done[-1].token
-    await rig.hands.observed({MED: "unloaded"}, 24_576, mark=token - 1)
+    last = [order for order in rig.hands.done if order.executor == "agent:main"][-1]
+    await rig.hands.observed({MED: "unloaded"}, 24_576, mark=(last.token, last.n - 1))
     await rig.enqueue("ls_a")
     await rig.until(lambda world: world.leases["ls_a"].state is LeaseState.GRANTED)
     assert world.cards["gpu0"].residents == (MED,)
@@ -153,8 +153,8 @@ async def test_a_resident_seen_gone_after_the_swap_is_brought_back(rig: Rig) -> 
     await rig.hands.hello()
     await rig.until(serving)
     loads = len([c for c in rig.hands.done if c.verb == "load"])
-    token = rig.hands.done[-1].token
-    await rig.hands.observed({MED: "failed"}, 24_576, mark=token)
+    last = [order for order in rig.hands.done if order.executor == "agent:main"][-1]
+    await rig.hands.observed({MED: "failed"}, 24_576, mark=(last.token, last.n))
     await rig.until(lambda world: len([c for c in rig.hands.done if c.verb == "load"]) > loads)
 
 

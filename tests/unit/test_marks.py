@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def reopened(marks: Marks, path: Path) -> Marks:
 def test_a_lane_never_used_has_no_mark(path: Path) -> None:
     marks = Marks.open(path)
     assert marks.mark("gpu0", "llama/med") == (0, 0)
-    assert (marks.highest_token, marks.card_token("gpu0"), marks.outbox) == (0, 0, None)
+    assert (marks.highest_token, marks.carried_out("gpu0"), marks.outbox) == (0, (0, 0), None)
     marks.close()
 
 
@@ -55,7 +56,20 @@ def test_lanes_have_marks_of_their_own(path: Path) -> None:
     marks.begin(command("vacate", 8, 1, tenant=None))
     marks.begin(command("load", 12, 1, card="gpu1", tenant="llama/big"))
     assert marks.mark("gpu0", None) == (8, 1)
-    assert (marks.card_token("gpu0"), marks.card_token("gpu1"), marks.highest_token) == (9, 12, 12)
+    assert marks.highest_token == 12
+    marks.close()
+
+
+def test_a_card_is_carried_out_up_to_the_oldest_command_in_progress_on_it(path: Path) -> None:
+    marks = Marks.open(path)
+    release, vacate, elsewhere = command("release", 9, 4), command("vacate", 9, 5, tenant=None), command("load", 12, 1)
+    for order in (release, vacate, replace(elsewhere, card="gpu1")):
+        marks.begin(order)
+    assert (marks.carried_out("gpu0"), marks.carried_out("gpu1")) == ((9, 3), (12, 0))
+    marks.finish(answer(release))
+    assert marks.carried_out("gpu0") == (9, 4)
+    marks.finish(answer(vacate))
+    assert (marks.carried_out("gpu0"), marks.carried_out("gpu1")) == ((9, 5), (12, 0))
     marks.close()
 
 
