@@ -11,6 +11,7 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import Generator
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Protocol
 
 from swapper.errors import StoreDown
@@ -78,10 +79,8 @@ class Tail:
         """What was seen after the event `last`; None when that is too long ago to say: then the store must be asked."""
         if last == self._last:
             return ()
-        for place, event in enumerate(self._recent):
-            if event.id == last:
-                return tuple(self._recent)[place + 1 :]
-        return None
+        newer = list(takewhile(lambda event: event.id != last, reversed(self._recent)))
+        return tuple(reversed(newer)) if len(newer) < len(self._recent) else None
 
     async def close(self) -> None:
         """Stop reading and wake everybody; later watchers find `closed` set."""
