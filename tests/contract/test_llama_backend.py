@@ -34,6 +34,11 @@ async def fresh_load(backend: LlamaRouter, model: str) -> None:
     await backend.load(f"llama/{model}")
 
 
+async def refusal_of(backend: LlamaRouter, saved: Saved) -> str | None:
+    listed = {s.snapshot: s.refused for s in (await backend.load("llama/alpha")).snapshots}
+    return listed.get(saved.snapshot, "not listed")
+
+
 async def test_two_conversations_survive_a_release_and_a_load_word_for_word(backend: LlamaRouter, talk: Talk) -> None:
     await fresh_load(backend, "alpha")
     prompts = [LONG + "First.", LONG[::-1] + "Second."]
@@ -168,6 +173,10 @@ async def test_a_changed_byte_is_refused_by_the_digest(backend: LlamaRouter, tal
     path.write_bytes(data)
     with pytest.raises(BackendRefused, match="damaged since the save"):
         await backend.restore("llama/alpha", saved.snapshot, 1)
+    assert await refusal_of(backend, saved) == "its file was damaged since the save (the digest differs)"
+    await backend.release("llama/alpha", limit_ms=10_000)
+    assert await refusal_of(backend, saved) == "not listed"
+    assert path.exists()
 
 
 async def test_the_snapshot_of_another_model_of_the_same_shape_is_refused(

@@ -50,7 +50,7 @@ async def test_a_save_is_complete_without_its_digest_and_gets_it_when_a_restore_
 ) -> None:
     manifest = save(keeper, "a.kv")
     assert digest(folder, "a.kv") is None
-    assert await keeper.problem(manifest, NOW) is None
+    assert await keeper.problem(manifest, NOW, "1") is None
     assert digest(folder, "a.kv") is not None
     assert folder.verified("a.kv")
 
@@ -80,10 +80,10 @@ async def test_closing_finishes_what_is_under_way(keeper: Keeper, folder: SlotFo
 
 async def test_a_file_changed_after_it_was_verified_is_checked_again(keeper: Keeper, folder: SlotFolder) -> None:
     manifest = save(keeper, "a.kv")
-    await keeper.problem(manifest, NOW)
+    await keeper.problem(manifest, NOW, "1")
     (folder.path / "a.kv").write_bytes(b"x" * 100)
     assert not folder.verified("a.kv")
-    assert "damaged since the save" in (await keeper.problem(manifest, NOW) or "")
+    assert "damaged since the save" in (await keeper.problem(manifest, NOW, "1") or "")
 
 
 async def test_an_old_snapshot_goes_when_its_newer_save_is_on_the_disk_and_before_the_next_listing(
@@ -92,12 +92,12 @@ async def test_an_old_snapshot_goes_when_its_newer_save_is_on_the_disk_and_befor
     save(keeper, "old.kv")
     keeper.restored("old.kv")
     keeper.tidy(MED)
-    await keeper.listing(MED, NOW)
+    await keeper.listing(MED, NOW, "1")
     save(keeper, "new.kv", saved_ms=2, restored="old.kv")
     keeper.tidy(MED)
     await asyncio.sleep(0)
     assert folder.size("old.kv") == 100
-    assert [info.snapshot for info in await keeper.listing(MED, NOW)] == ["new.kv"]
+    assert [info.snapshot for info in await keeper.listing(MED, NOW, "1")] == ["new.kv"]
     assert folder.size("old.kv") is None
     assert digest(folder, "new.kv") is not None
 
@@ -108,7 +108,7 @@ async def test_an_old_snapshot_stays_when_its_newer_save_cannot_be_brought_to_th
     save(keeper, "old.kv")
     keeper.restored("old.kv")
     keeper.tidy(MED)
-    await keeper.listing(MED, NOW)
+    await keeper.listing(MED, NOW, "1")
 
     def broken(_manifest: Manifest) -> None:
         raise OSError("input/output error")
@@ -116,7 +116,7 @@ async def test_an_old_snapshot_stays_when_its_newer_save_cannot_be_brought_to_th
     monkeypatch.setattr(folder, "settle", broken)
     save(keeper, "new.kv", saved_ms=2, restored="old.kv")
     keeper.tidy(MED)
-    assert [info.snapshot for info in await keeper.listing(MED, NOW)] == ["new.kv", "old.kv"]
+    assert [info.snapshot for info in await keeper.listing(MED, NOW, "1")] == ["new.kv", "old.kv"]
 
 
 async def test_a_restored_snapshot_stays_when_its_slot_was_not_saved_or_holds_a_stranger_now(
@@ -126,11 +126,11 @@ async def test_a_restored_snapshot_stays_when_its_slot_was_not_saved_or_holds_a_
         save(keeper, name)
         keeper.restored(name)
     keeper.tidy(MED)
-    await keeper.listing(MED, NOW)
+    await keeper.listing(MED, NOW, "1")
     save(keeper, "stranger.kv", saved_ms=2, tokens=3, restored="a.kv")
     save(keeper, "another-slot.kv", saved_ms=3, tokens=500)
     keeper.tidy(MED)
-    listed = {info.snapshot for info in await keeper.listing(MED, NOW)}
+    listed = {info.snapshot for info in await keeper.listing(MED, NOW, "1")}
     assert listed == {"a.kv", "b.kv", "stranger.kv", "another-slot.kv"}
 
 
@@ -141,10 +141,10 @@ async def test_what_goes_and_why_is_in_the_log(
     monkeypatch.setattr(keeping, "_log", said)
     save(keeper, "old.kv")
     keeper.tidy(MED)
-    await keeper.listing(MED, NOW)
+    await keeper.listing(MED, NOW, "1")
     save(keeper, "new.kv", saved_ms=2, restored="old.kv")
     keeper.tidy(MED)
-    await keeper.listing(MED, NOW)
+    await keeper.listing(MED, NOW, "1")
     assert [call.kwargs for call in said.calls] == [{"snapshot": "old.kv", "why": "new.kv holds its conversation"}]
 
 

@@ -2,7 +2,8 @@
 
 Invariant: nothing slow happens on the way of a swap: files are synced and their digests computed a while after a save
 (at once when a load asks for them) and read ahead during a load, old files are removed after the release. What may
-be the only copy of a conversation goes only by age; whatever goes is named in the log with the reason.
+be the only copy of a conversation goes only by age; whatever goes is named in the log with the reason. What must not
+be restored stays as well, but is listed in one visit only.
 """
 
 from __future__ import annotations
@@ -151,25 +152,32 @@ class Keeper:
             if manifest.snapshot in self._settling or not self.folder.verified(manifest.snapshot):
                 await self._check(manifest.snapshot)
 
-    async def listing(self, tenant: str, now: Fingerprint) -> tuple[SnapshotInfo, ...]:
-        """All snapshots of a tenant, newest first, judged by size and fingerprint."""
+    async def listing(self, tenant: str, now: Fingerprint, visit: str) -> tuple[SnapshotInfo, ...]:
+        """The snapshots of a tenant, newest first, judged by size and fingerprint; the refused ones in one visit only.
+
+        `visit` names the process the tenant runs in.
+        """
         if tidying := self._tidying.get(tenant):
             self._hurry_all()
             await asyncio.wait({tidying})
-        return await asyncio.to_thread(self._listing, tenant, now)
+        return await asyncio.to_thread(self._listing, tenant, now, visit)
 
-    def _listing(self, tenant: str, now: Fingerprint) -> tuple[SnapshotInfo, ...]:
+    def _listing(self, tenant: str, now: Fingerprint, visit: str) -> tuple[SnapshotInfo, ...]:
+        judged = [(m, self.folder.problem(m, now)) for m in self.folder.manifests(tenant)]
         return tuple(
-            SnapshotInfo(m.snapshot, m.slot, m.tokens, m.bytes, m.saved_ms, m.strategy, self.folder.problem(m, now))
-            for m in self.folder.manifests(tenant)
+            SnapshotInfo(m.snapshot, m.slot, m.tokens, m.bytes, m.saved_ms, m.strategy, why)
+            for m, why in judged
+            if why is None or self.folder.refusals.tell(m.snapshot, why, visit)
         )
 
-    async def problem(self, manifest: Manifest, now: Fingerprint) -> str | None:
-        """Why a snapshot must not be restored: size, fingerprint, digest."""
-        problem = self.folder.problem(manifest, now)
-        if problem is not None or self.folder.verified(manifest.snapshot):
-            return problem
-        return await self._check(manifest.snapshot)
+    async def problem(self, manifest: Manifest, now: Fingerprint, visit: str) -> str | None:
+        """Why a snapshot must not be restored: size, fingerprint, digest. What is said here counts as told."""
+        why = self.folder.problem(manifest, now)
+        if why is None and not self.folder.verified(manifest.snapshot):
+            why = await self._check(manifest.snapshot)
+        if why is not None:
+            await asyncio.to_thread(self.folder.refusals.tell, manifest.snapshot, why, visit)
+        return why
 
     def restored(self, name: str) -> None:
         """Note in the manifest that the conversation is back in a slot, so that this is not its only copy just now."""

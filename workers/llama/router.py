@@ -200,7 +200,7 @@ class LlamaRouter:
             self._keeper.read_ahead(tenant)
         model, fresh = await self._brought(name)
         fingerprint = await self._fingerprint(model)
-        snapshots = await self._keeper.listing(tenant, fingerprint) if self._keeper is not None else ()
+        snapshots = await self._keeper.listing(tenant, fingerprint, port_of(model)) if self._keeper is not None else ()
         if fresh:  # not beside the above: on a CPU the model's threads spin, and every other one then delays them
             await smallest_answer(self._http, model, self._limits.answer_s)
             run = await self._run(model)
@@ -252,7 +252,7 @@ class LlamaRouter:
         manifest = keeper.folder.manifest(snapshot) if name_problem(snapshot) is None else None
         if manifest is None or manifest.tenant != tenant:
             raise BackendRefused(f"{snapshot} is no snapshot of {tenant}")
-        slots, problem = await asyncio.gather(self._slots(name), keeper.problem(manifest, fingerprint))
+        slots, problem = await asyncio.gather(self._slots(name), keeper.problem(manifest, fingerprint, port_of(model)))
         problem = problem or _unfit(slots, slot, manifest)
         if problem is not None:
             raise BackendRefused(f"{snapshot} was not restored: {problem}")

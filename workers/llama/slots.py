@@ -19,6 +19,7 @@ import xxhash
 
 from swapper.errors import BackendError
 from swapper.snapshots.manifest import MANIFEST_SUFFIX, Fingerprint, Manifest, decode, encode, refusal
+from workers.llama.refused import Refusals, Stamp
 from workers.llama.regular import NotRegular, open_regular, rewrite_regular, stat_regular
 
 _CHUNK = 1 << 20
@@ -56,7 +57,8 @@ class SlotFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._verified: dict[str, tuple[int, int, int]] = {}
+        self.refusals = Refusals(path)
+        self._verified: dict[str, Stamp] = {}
         self._passed_over: set[str] = set()
         self.boot = _boot_id()
 
@@ -71,6 +73,7 @@ class SlotFolder:
         """Take a manifest away before its file is written again. Raises NotRegular when that is no file."""
         self.size(name)
         (self.path / (name + MANIFEST_SUFFIX)).unlink(missing_ok=True)
+        self.refusals.forget(name)
         self._verified.pop(name, None)
 
     def seal(self, manifest: Manifest) -> None:
@@ -138,7 +141,7 @@ class SlotFolder:
                 yield manifest
 
     def problem(self, manifest: Manifest, now: Fingerprint) -> str | None:
-        """Why a snapshot must not be restored, judged by fingerprint and size (not yet by its digest)."""
+        """Why a snapshot must not be restored, judged by fingerprint, size and what is known of its digest."""
         try:
             size = self.size(manifest.snapshot)
         except NotRegular as other:
@@ -150,7 +153,13 @@ class SlotFolder:
             return f"its file has {size} bytes instead of {manifest.bytes}"
         if manifest.digest is None and manifest.boot != self.boot:
             return "the machine went down before its digest was written, so the file is not to be trusted"
-        return refusal(manifest, now)
+        return refusal(manifest, now) or self._known_damage(manifest.snapshot)
+
+    def _known_damage(self, name: str) -> str | None:
+        try:
+            return self.refusals.damage(name, _stamp(self.path / name))
+        except OSError as error:
+            return f"its file cannot be read: {error.strerror}"
 
     def verified(self, name: str) -> bool:
         """True when the file's digest was right and the file is untouched since."""
@@ -168,13 +177,22 @@ class SlotFolder:
             stamp = _stamp(path)
             if self._verified.get(name) == stamp:
                 return None
-            if manifest.digest is None:
-                return "its file was written to after the save" if self._written_since_seal(name) else None
-            if file_digest(path) != manifest.digest:
-                return "its file was damaged since the save (the digest differs)"
+            why = self.refusals.damage(name, stamp)
+            if why is None and (why := self._changed(manifest)) is not None:
+                self.refusals.damaged(name, why, stamp)
         except OSError as error:
             return f"its file cannot be read: {error.strerror}"
-        self._verified[name] = stamp
+        if why is None and manifest.digest is not None:
+            self._verified[name] = stamp
+        return why
+
+    def _changed(self, manifest: Manifest) -> str | None:
+        """As far as the bytes themselves tell. Reads the whole file."""
+        if manifest.digest is None:
+            written = self._written_since_seal(manifest.snapshot)
+            return "its file was written to after the save" if written else None
+        if file_digest(self.path / manifest.snapshot) != manifest.digest:
+            return "its file was damaged since the save (the digest differs)"
         return None
 
     def remove(self, name: str) -> None:
@@ -257,7 +275,7 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _stamp(path: Path) -> tuple[int, int, int]:
+def _stamp(path: Path) -> Stamp:
     stat = stat_regular(path)
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
