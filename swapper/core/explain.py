@@ -87,7 +87,8 @@ def _before(other: Lease, lease: Lease) -> bool:
 
 def _occupied(world: World, card: Card) -> str | None:
     if card.swap is not None:
-        return f"{card.name} is changing hands, {doing_text(card.swap)}"
+        again = f", after {card.fault.reason}" if card.fault is not None else ""
+        return f"{card.name} is changing hands, {doing_text(card.swap)}{again}"
     if card.fault is not None:
         return f"{card.name} is at fault: {card.fault.reason}"
     if card.holds:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from swapper.core import policy
 from swapper.core.explain import explain_demand, explain_lease
 from swapper.core.types import LeaseState, WorkClass
-from tests.support.play import GIB, Play, spec, tenant
+from tests.support.play import GIB, Play, granted, spec, tenant
 
 MED = "llama/med"
 BIG = "llama/big"
@@ -146,3 +146,16 @@ def test_every_wait_has_its_sentence() -> None:
     play.decide()
     play.run()
     assert "released" in explain_lease(play.world, play.spec, play.lease("a"), None)
+
+
+def test_who_waits_behind_a_holder_that_stays_is_told_its_name_also_while_the_card_is_looked_at_again() -> None:
+    play = granted(default=True)
+    play.end("a")
+    play.enqueue("b")
+    play.decide()
+    play.answer(play.pending("vacate"), ok=False, free_mib=0, holders=["encode (pid 9)"])
+    assert "held by encode (pid 9)" in explain_lease(play.world, play.spec, play.lease("b"), 1)
+    play.decide()
+    said = explain_lease(play.world, play.spec, play.lease("b"), 1)
+    assert "the VRAM is being proved free" in said
+    assert "held by encode (pid 9)" in said
