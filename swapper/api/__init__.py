@@ -5,8 +5,9 @@ from __future__ import annotations
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from swapper.api.auth import auth_middleware, error_middleware
+from swapper.api.auth import auth_middleware
 from swapper.api.context import ApiContext, Live
+from swapper.api.errors import error_middleware
 from swapper.api.events import EventRoutes
 from swapper.api.leases import LeaseRoutes
 from swapper.api.problem import Problem

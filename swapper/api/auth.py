@@ -1,4 +1,4 @@
-"""Who calls, and may they: keys by Bearer, x-api-key or Basic password, scopes by path; and errors to responses.
+"""Who calls, and may they: keys by Bearer, x-api-key or Basic password, scopes by path.
 
 Invariant: no handler runs before the caller is known; a key is compared in constant time with every key there is.
 Sets `owner`, `scopes`, `classes` and `default_class` on the request (`local` with every right when no keys are
@@ -19,42 +19,14 @@ from aiohttp.typedefs import Handler, Middleware
 from yarl import URL
 
 from swapper.api.context import ApiContext
-from swapper.api.problem import Problem, is_ours, render
+from swapper.api.problem import Problem, is_ours
 from swapper.config import ApiKey
 from swapper.core.types import WorkClass
-from swapper.errors import StoreDown
 
 _OPEN = frozenset({"/health"})
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-_CODES = {400: "bad-request", 404: "not-found", 405: "method-not-allowed", 413: "body-too-large"}
 _LOCAL = ApiKey("local", "", frozenset({"admin"}), frozenset(WorkClass), WorkClass.INTERACTIVE)
 _announced: set[str] = set()
-
-
-def error_middleware() -> Middleware:
-    """Turns `Problem`, the framework's own HTTP errors and a dead store into a response of the path's style."""
-
-    @web.middleware
-    async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-        try:
-            return await handler(request)
-        except Problem as problem:
-            return render(problem, request.path)
-        except StoreDown as error:
-            text = f"The store does not answer, nothing was done: {error}"
-            return render(Problem(503, "store-down", text, retry_after_s=1), request.path)
-        except web.HTTPException as error:
-            if error.status < 400:
-                raise
-            return render(_framework_problem(request, error), request.path)
-
-    return errors
-
-
-def _framework_problem(request: web.Request, error: web.HTTPException) -> Problem:
-    detail = f"There is nothing at {request.path}." if error.status == 404 else (error.text or error.reason)
-    headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
-    return Problem(error.status, _CODES.get(error.status, "http-error"), detail, headers=headers)
 
 
 def auth_middleware(ctx: ApiContext) -> Middleware:

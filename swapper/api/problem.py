@@ -62,7 +62,7 @@ def _problem_json(problem: Problem, headers: dict[str, str]) -> web.Response:
     }
     return web.Response(
         status=problem.status,
-        body=json.dumps(body, ensure_ascii=False).encode(),
+        body=_json(body),
         content_type="application/problem+json",
         headers=headers,
     )
@@ -80,7 +80,12 @@ def _envelope(problem: Problem, headers: dict[str, str]) -> web.Response:
     }
     return web.Response(
         status=problem.status,
-        body=json.dumps({"error": error}, ensure_ascii=False).encode(),
+        body=_json({"error": error}),
         content_type="application/json",
         headers=headers,
     )
+
+
+def _json(body: dict[str, object]) -> bytes:
+    """Undecodable bytes of a client come as lone surrogates, which no UTF-8 has: each becomes a `?`."""
+    return json.dumps(body, ensure_ascii=False).encode(errors="replace")
