@@ -1,11 +1,13 @@
 """What comes in over HTTP, checked: bodies and query values.
 
 Invariant: a value that leaves this room is of the right type and inside its limits; everything else is a `Problem`
-(400 for text that is no JSON, 413 for too much of it, 422 naming each bad field). Touches only the request.
+(400 for text that is no JSON, 408 for one that stops coming, 413 for too much of it, 415 for a compressed one, 422
+naming each bad field). Touches only the request.
 """
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import re
 from collections.abc import Mapping
@@ -20,6 +22,7 @@ from swapper.config.units import size_mib
 from swapper.core.types import WorkClass
 
 BODY_LIMIT = 64 * 1024
+BODY_S = 30.0
 LABEL_LIMIT = 200
 MAX_WAIT_S = 600.0
 _MONTH_S = 30 * 86_400
@@ -74,7 +77,7 @@ class HeartbeatBody(BaseModel):
 
 
 async def read_body(request: web.Request, model: type[_Model]) -> _Model:
-    """The request's JSON as `model`; raises Problem 400, 413 or 422."""
+    """The request's JSON as `model`; raises Problem 400, 408, 413, 415 or 422."""
     raw = await _read_limited(request)
     try:
         return model.model_validate_json(raw or b"{}")
@@ -86,14 +89,20 @@ async def _read_limited(request: web.Request) -> bytes:
     too_much = Problem(413, "body-too-large", f"The body is over {BODY_LIMIT // 1024} KiB.")
     if (request.content_length or 0) > BODY_LIMIT:
         raise too_much
+    encoding = ", ".join(request.headers.getall("Content-Encoding", ()))
+    if encoding.strip().lower() not in ("", "identity"):
+        raise Problem(415, "content-encoding", f"Content-Encoding {encoding[:100]!r}: send the body as it is.")
     raw = bytearray()
     try:
-        async for chunk in request.content.iter_any():
-            raw.extend(chunk)
-            if len(raw) > BODY_LIMIT:
-                raise too_much
-    except web.RequestPayloadError as error:
-        raise Problem(400, "bad-json", f"The body could not be read: {error}.") from None
+        async with asyncio.timeout(BODY_S):
+            async for chunk in request.content.iter_any():
+                raw.extend(chunk)
+                if len(raw) > BODY_LIMIT:
+                    raise too_much
+    except TimeoutError:
+        raise Problem(408, "body-stopped", f"The body was not complete within {BODY_S:g} s.") from None
+    except web.RequestPayloadError:
+        raise Problem(400, "bad-json", "The body could not be read: it is not chunked as it says.") from None
     return bytes(raw)
 
 

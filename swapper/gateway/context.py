@@ -47,7 +47,10 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`gateway` of the configuration: ms and bytes. `retry_ms` bounds the tries before the first byte."""
+    """`gateway` of the configuration: ms and bytes. `retry_ms` bounds the tries before the first byte.
+
+    `body_pause_ms` bounds how long no byte of an unfinished body comes: it holds its share of the budget meanwhile.
+    """
 
     max_wait_ms: int = 600_000
     keepalive_ms: int = 10_000
@@ -55,6 +58,7 @@ class Limits:
     body_limit: int = 64 << 20
     body_budget: int = 512 << 20
     retry_ms: int = 30_000
+    body_pause_ms: int = 60_000
 
 
 class Budget:

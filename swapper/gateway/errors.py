@@ -31,7 +31,8 @@ class Problem:
 
     def envelope(self) -> bytes:
         """The JSON body: `{"error": {message, type, param, code}}`."""
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        message = self.message.encode(errors="backslashreplace").decode()  # undecodable bytes came as lone surrogates
+        error = {"message": message, "type": self.type, "param": self.param, "code": self.code}
         return msgspec.json.encode({"error": error})
 
     def response(self) -> web.Response:
@@ -56,6 +57,18 @@ def model_not_found(model: str, known: Iterable[str]) -> Problem:
     near = get_close_matches(model, list(known), n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(near)}?" if near else "; GET /v1/models lists the models"
     return Problem(404, "model_not_found", f"model '{model}' does not exist here{hint}", param="model")
+
+
+def bad_encoding(encoding: str) -> Problem:
+    """415: a Content-Encoding nobody here can undo."""
+    text = f"Content-Encoding {encoding[:100]!r} is not known here; send gzip, deflate or the body as it is"
+    return Problem(415, "content_encoding", text, param="Content-Encoding")
+
+
+def body_stopped(pause_ms: int) -> Problem:
+    """408: the body was announced, and no more of it came for `pause_ms`."""
+    text = f"no more of the body came for {pause_ms / 1000:g} s; is it as long, or chunked, as its headers say?"
+    return Problem(408, "body_stopped", text)
 
 
 def too_large(limit: int) -> Problem:

@@ -1,11 +1,13 @@
 """The model routes on aiohttp: read the body, find the model, admit the call, hand it to the pipe.
 
 Invariant: nothing is sent to a client before an answer, a refusal or a due keepalive exists. The server must run with
-`SERVER_OPTIONS`, so that a client that leaves ends its handler at once, also while it is queued.
+`SERVER_OPTIONS`, so that a client that leaves ends its handler at once, also while it is queued, and that a compressed
+body is undone here: aiohttp answers one it cannot undo by itself, in no envelope.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
@@ -19,10 +21,10 @@ from swapper.gateway.admission import Full
 from swapper.gateway.context import GatewayContext
 from swapper.gateway.errors import Problem
 from swapper.gateway.filler import Filler
-from swapper.gateway.parse import parse_body, parse_class
+from swapper.gateway.parse import decoding, parse_body, parse_class
 from swapper.gateway.pipe import Exchange, Held
 
-SERVER_OPTIONS: dict[str, Any] = {"handler_cancellation": True}
+SERVER_OPTIONS: dict[str, Any] = {"handler_cancellation": True, "auto_decompress": False}
 """Keyword arguments for `web.AppRunner` (or `web.run_app`)."""
 
 ROUTES: dict[str, Filler] = {
@@ -95,15 +97,34 @@ async def _read_body(ctx: GatewayContext, request: web.Request, held: Held) -> P
     limit = ctx.limits.body_limit
     if (request.content_length or 0) > limit:
         return errors.too_large(limit)
-    chunks: list[bytes] = []
-    async for chunk in request.content.iter_any():
-        if held.size + len(chunk) > limit:
-            return errors.too_large(limit)
-        if not held.add(len(chunk)):
-            return errors.body_budget(ctx.limits.body_budget)
-        chunks.append(chunk)
-    held.body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    undo = decoding(request.headers.getall("Content-Encoding", ()))
+    if isinstance(undo, Problem):
+        return undo
+    pieces: list[bytes] = []
+    try:
+        while chunk := await _more(request, ctx.limits.body_pause_ms):
+            for piece in undo.feed(chunk):
+                if held.size + len(piece) > limit:
+                    return errors.too_large(limit)
+                if not held.add(len(piece)):
+                    return errors.body_budget(ctx.limits.body_budget)
+                pieces.append(piece)
+        undo.finish()
+    except ValueError as error:
+        encoding = request.headers["Content-Encoding"]
+        return errors.bad_request(f"the body is not {encoding}: {error}", param="Content-Encoding")
+    except TimeoutError:
+        return errors.body_stopped(ctx.limits.body_pause_ms)
+    except web.RequestPayloadError:
+        return errors.bad_request("the body could not be read: it is not chunked as it says")
+    held.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
     return None
+
+
+async def _more(request: web.Request, pause_ms: int) -> bytes:
+    """The next bytes of the body, none at its end. After a broken chunk aiohttp's parser is silent for ever."""
+    async with asyncio.timeout(pause_ms / 1000):
+        return await request.content.readany()
 
 
 def _models_route(ctx: GatewayContext) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:

@@ -111,7 +111,7 @@ async def served(
     app.add_routes(routes(ctx))
     app.on_shutdown.append(lambda _app: ctx.close())
     server = TestServer(app, host="127.0.0.1")
-    await server.start_server()
+    await server.start_server(auto_decompress=False)  # as the gateway's SERVER_OPTIONS say
     try:
         yield Served(str(server.make_url("/")).rstrip("/"), ctx, store, live, redis)
     finally:

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from swapper.api import bodies
 from swapper.core.types import LeaseState, WorkClass
 from tests.support.api import Served, key, served
 
@@ -255,6 +256,27 @@ async def test_a_body_over_64_kib_is_413(http: aiohttp.ClientSession, announced:
 
     async with http.post("/api/leases", data=b" " * 90_000 if announced else pieces()) as answer:
         await problem(answer, 413)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "zstd", "sn\xf6d"])
+async def test_a_compressed_body_is_415(http: aiohttp.ClientSession, encoding: str) -> None:
+    async with http.post("/api/leases", data=b"{}", headers={"Content-Encoding": encoding}) as answer:
+        assert "as it is" in (await problem(answer, 415))["detail"]
+    async with http.get("/api/leases") as answer:
+        assert (await answer.json())["items"] == []
+
+
+async def test_a_body_that_stops_coming_is_408(http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "BODY_S", 0.05)
+    answered = asyncio.Event()
+
+    async def stops() -> AsyncGenerator[bytes]:
+        yield b"{"
+        await answered.wait()
+
+    async with http.post("/api/leases", data=stops()) as answer:
+        assert "0.05 s" in (await problem(answer, 408))["detail"]
+        answered.set()
 
 
 @pytest.mark.parametrize("query", ["wait=soon", "wait=-1", "wait=nan"])
