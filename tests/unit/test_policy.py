@@ -151,9 +151,9 @@ def test_every_wait_has_its_sentence() -> None:
 def test_who_waits_behind_a_holder_that_stays_is_told_its_name_also_while_the_card_is_looked_at_again() -> None:
     play = granted(default=True)
     play.end("a")
-    play.enqueue("b")
     play.decide()
     play.answer(play.pending("vacate"), ok=False, free_mib=0, holders=["encode (pid 9)"])
+    play.enqueue("b")
     assert "held by encode (pid 9)" in explain_lease(play.world, play.spec, play.lease("b"), 1)
     play.decide()
     said = explain_lease(play.world, play.spec, play.lease("b"), 1)
