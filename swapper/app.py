@@ -9,17 +9,14 @@ said in `Running.failed`; nothing goes on without it.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import socket
 import time
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
-import psutil
 import structlog
 from aiohttp import web
 
@@ -30,6 +27,7 @@ from swapper.config import Config
 from swapper.config.advice import model_options
 from swapper.config.schema import CardEntry, TenantEntry
 from swapper.coordinator import Coordinator
+from swapper.core.commit import Alert, Commit
 from swapper.core.spec import Spec
 from swapper.errors import ConfigError, StoreDown, SwapperError
 from swapper.gateway import http as gateway
@@ -37,7 +35,9 @@ from swapper.gateway.admission import Admission
 from swapper.gateway.context import GatewayContext, Limits, ModelInfo, Target
 from swapper.gateway.member import Member
 from swapper.gateway.pipe import open_session
+from swapper.statefolder import StateFolder
 from swapper.store import embedded
+from swapper.store.kept import Kept
 from swapper.store.redis import RedisStore
 from workers.agent import Agent
 from workers.backend import Backend
@@ -51,11 +51,9 @@ from workers.vram.declared import Declared
 
 log = structlog.get_logger(__name__)
 
-LOCK_FILE = "serve.lock"
-PID_FILE = "serve.pid"
 MIB = 1024 * 1024
 SHUTDOWN_S = 2.0
-STORE_RETRY_S = 1.0
+ALERT_RETRY_S = 1.0
 
 
 @dataclass(slots=True)
@@ -98,10 +96,11 @@ class Running:
 class _Live:
     """What the API may know of this process beyond the store."""
 
-    def __init__(self, coordinator: Coordinator, spec: Spec, member: Member) -> None:
+    def __init__(self, coordinator: Coordinator, spec: Spec, member: Member, folder: StateFolder) -> None:
         self._coordinator = coordinator
         self._spec = spec
         self._member = member
+        self._folder = folder
 
     def readings(self) -> Mapping[str, dict[str, object]]:
         return {card: dict(reading) for card, reading in self._coordinator.seen.readings.items()}
@@ -114,7 +113,7 @@ class _Live:
         silent = sorted(hosts - self._coordinator.seen.hosts)
         gone = sorted(t for t, state in self.states().items() if state in ("unreachable", "stopped"))
         return [
-            *([self._member.problem] if self._member.problem else []),
+            *(problem for problem in (self._member.problem, self._folder.look()) if problem),
             *(f"the agent of host {host} has not reported yet" for host in silent),
             *(f"the server of {tenant} does not answer" for tenant in gone),
         ]
@@ -128,10 +127,10 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
     SwapperError when a part ends while the others are started.
     """
     failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     async with AsyncExitStack() as stack:
-        _claim(config.state_dir, stack)
-        store = await _store(config, stack, failed)
+        folder = StateFolder(config.state_dir)
+        stack.callback(folder.release)
+        store = await _store(config, folder, stack, failed)
         spec = config.spec()
         controls = {name: control_of(name, entry, config) for name, entry in config.tenants.items()}
         backends = {name: _backend(name, entry, config, spec, controls[name]) for name, entry in config.tenants.items()}
@@ -141,9 +140,10 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
         marks = Marks.open(config.state_dir / "marks" / f"{host}.jsonl")
         stack.callback(marks.close)
         coordinator = Coordinator(store, spec, new_id)
-        front = await _gateway(config, store, stack)
+        front = await _gateway(config, folder, store, stack)
         await _background(stack, failed, _until_ended(front.member), "gateway")
-        live = _Live(coordinator, spec, front.member)
+        await _background(stack, failed, _tell_when_gone(folder, store, spec), "watch over the state folder")
+        live = _Live(coordinator, spec, front.member, folder)
         agent = Agent(host, store, backends, spec.tenants, _probes(spec, host), marks)
         await _background(stack, failed, coordinator.run(), "coordinator")
         await _or_failed(coordinator.listening, failed)
@@ -153,53 +153,32 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
         yield Running(url, store, spec, coordinator, controls, config, failed)
 
 
-def _claim(state_dir: Path, stack: AsyncExitStack) -> None:
-    """One serve per state folder: a lock for as long as this process has it, and a pid file for `swapper stop`."""
-    lock = os.open(state_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
-    stack.callback(os.close, lock)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        pid = serving_pid(state_dir)
-        who = "another process" if pid is None else f"process {pid}"
-        raise ConfigError([f"state_dir: {state_dir} is in use by swapper serve, {who}; stop it first"]) from None
-    path = state_dir / PID_FILE
-    path.write_text(f"{os.getpid()} {psutil.Process().create_time()}\n")
-    stack.callback(path.unlink, missing_ok=True)
-
-
-def serving_pid(state_dir: Path) -> int | None:
-    """The process that serves with this state folder, if it lives."""
-    try:
-        pid, started = (state_dir / PID_FILE).read_text().split()
-        process = psutil.Process(int(pid))
-        return process.pid if abs(process.create_time() - float(started)) < 1.0 else None
-    except (OSError, ValueError, psutil.Error):
-        return None
-
-
-async def _store(config: Config, stack: AsyncExitStack, failed: asyncio.Future[str]) -> RedisStore:
+async def _store(config: Config, folder: StateFolder, stack: AsyncExitStack, failed: asyncio.Future[str]) -> RedisStore:
     url = config.redis
     if url is None:
-        server = await embedded.start(config.state_dir)
-        stack.push_async_callback(embedded.stop, config.state_dir)
-        await _background(stack, failed, _keep_store(config.state_dir, server), "embedded store")
-        url = server.url
+        kept = Kept(folder.path, folder.look)
+        url = (await kept.start()).url
+        stack.push_async_callback(kept.stop)
+        folder.watch(embedded.data(folder.path))
+        await _background(stack, failed, kept.keep(), "embedded store")
     store = await RedisStore.open(url)
     stack.push_async_callback(store.close)
     return store
 
 
-async def _keep_store(state_dir: Path, server: embedded.Embedded) -> None:
-    """A store that was killed is started again, with all it had acknowledged; until then nothing is decided."""
+async def _tell_when_gone(folder: StateFolder, store: RedisStore, spec: Spec) -> None:
+    """Say it once, in the log and as an alert of every card; the status says it for as long as it is so."""
+    await folder.gone.wait()
+    problem = folder.look() or "the state folder was away for a while"
+    log.error("the state folder is gone", problem=problem)
+    alerts = Commit(alerts=tuple(Alert(card, problem) for card in spec.cards))
     while True:
-        await embedded.ended(server)
-        log.warning("the embedded store ended; starting it again", pid=server.pid)
         try:
-            server = await embedded.start(state_dir)
-        except StoreDown as down:
-            log.error("the embedded store does not start", error=str(down))
-            await asyncio.sleep(STORE_RETRY_S)
+            await store.commit(alerts)
+            break
+        except StoreDown:  # the socket is gone as well: until a call finds an open connection
+            await asyncio.sleep(ALERT_RETRY_S)
+    await asyncio.Event().wait()
 
 
 def control_of(name: str, entry: TenantEntry, config: Config) -> Control:
@@ -233,15 +212,29 @@ def _probes(spec: Spec, host: str) -> Mapping[str, Declared]:
     }
 
 
-async def _gateway(config: Config, store: RedisStore, stack: AsyncExitStack) -> GatewayContext:
+async def _join(folder: StateFolder, store: RedisStore) -> str:
+    """An id for our gateway. The one before us is dead: its membership is ended now, and no swap waits for its answers.
+
+    What it had sent to a server may still run there until the server notices the closed connection; the servers' own
+    counters, asked before anything is saved or unloaded, cover that, as they do when a membership runs out.
+    The order matters: killed between any two of these steps, the next process finds whoever is still a member.
+    """
+    dead, ours = folder.last_gateway(), new_id("g")
+    if dead is not None:
+        await store.leave(dead)
+    folder.record_gateway(ours)
+    return ours
+
+
+async def _gateway(config: Config, folder: StateFolder, store: RedisStore, stack: AsyncExitStack) -> GatewayContext:
     concurrency = {t: limit for t in config.spec().tenants if (limit := config.model(t).concurrency) is not None}
     admission = Admission(
-        new_id("g"),
+        await _join(folder, store),
         clock=lambda: time.monotonic_ns() // 1_000_000,
         max_waiting=config.policy.max_queue,
         concurrency=concurrency,
     )
-    member = Member(store, admission, alone=True)
+    member = Member(store, admission, alone=True, on_beat=folder.look)
     await member.start()
     stack.push_async_callback(member.close)
     session = open_session()

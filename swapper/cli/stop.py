@@ -34,7 +34,7 @@ def end_serve(state_dir: Path, *, timeout_s: float) -> int | None:
 
     Raises SwapperError when it may not be signalled, or lives on after `timeout_s`.
     """
-    from swapper.app import serving_pid
+    from swapper.statefolder import serving_pid
 
     pid = serving_pid(state_dir)
     if pid is None:

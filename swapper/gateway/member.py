@@ -34,7 +34,7 @@ class Link(Protocol):
         """Commands for this gateway."""
         ...
 
-    async def report(self, report: Report) -> None:
+    async def report(self, report: Report, /) -> None:
         """Tell the coordinator."""
         ...
 
@@ -78,17 +78,26 @@ class Member:
 
     `alone`: coordinator and the only gateway share this process and its store connection; while the store is down
     nobody can swap, so residents keep serving. Elsewhere a gateway cut off from the store stops admitting.
-    `problem` says why this process is out of service for good, and `ended` is set then.
+    `problem` says why this process is out of service for good, and `ended` is set then. `on_beat` is called before each
+    beat, every few seconds at least: for what else must be looked at now and then.
     """
 
     def __init__(
-        self, link: Link, admission: Admission, *, alone: bool = False, ttl_ms: int = TTL_MS, beat_ms: int = BEAT_MS
+        self,
+        link: Link,
+        admission: Admission,
+        *,
+        alone: bool = False,
+        ttl_ms: int = TTL_MS,
+        beat_ms: int = BEAT_MS,
+        on_beat: Callable[[], object] | None = None,
     ) -> None:
         self._link = link
         self._admission = admission
         self._alone = alone
         self._ttl_ms = ttl_ms
         self._beat_s = beat_ms / 1000
+        self._on_beat = on_beat
         self.proofs = Proofs(self._send_finding)
         self.problem: str | None = None
         self.ended = asyncio.Event()
@@ -156,6 +165,8 @@ class Member:
     async def _beats(self) -> None:
         while True:
             pause_s = self._beat_s
+            if self._on_beat is not None:
+                self._on_beat()
             try:
                 await self._beat()
             except StoreDown as error:

@@ -61,21 +61,6 @@ async def start(state_dir: Path) -> Embedded:
     return await asyncio.to_thread(_start, _folder(state_dir))
 
 
-async def ended(server: Embedded) -> None:
-    """Return when the server's process is gone (at once if it is already)."""
-    try:
-        fd = os.pidfd_open(server.pid)
-    except OSError:
-        return
-    loop, gone = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(fd, gone.set)
-    try:
-        await gone.wait()
-    finally:
-        loop.remove_reader(fd)
-        os.close(fd)
-
-
 async def stop(state_dir: Path) -> bool:
     """End the server of this state folder and wait until it is gone; False when there was none.
 
@@ -90,6 +75,11 @@ def running(state_dir: Path) -> Embedded | None:
     path = _recorded(folder)
     pid = _ready(path) if path else None
     return Embedded(path, pid, adopted=True) if path and pid else None
+
+
+def data(state_dir: Path) -> Path:
+    """The folder of what was acknowledged; it stays the same one for as long as a server lives."""
+    return _folder(state_dir) / "appendonlydir"
 
 
 def _folder(state_dir: Path) -> Path:

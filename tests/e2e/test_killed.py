@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -10,6 +13,8 @@ import psutil
 import pytest
 
 from swapper.demo.models import make_models
+from swapper.store import embedded
+from swapper.store.redis import RedisStore
 from tests.support.router import RealRouter
 from tests.support.server import Server
 
@@ -59,6 +64,40 @@ def _processes(router: RealRouter) -> set[tuple[int, float]]:
     """The router and its children, each with its start time."""
     top = psutil.Process(router.pid)
     return {(process.pid, process.create_time()) for process in (top, *top.children(recursive=True))}
+
+
+def test_after_kill_9_in_the_middle_of_an_answer_a_swap_waits_for_the_servers_and_not_for_the_dead_gateway(
+    server: Server,
+) -> None:
+    server.chat("alpha", "hello")
+    messages = [{"role": "user", "content": "on and on"}]
+    body = {"model": "alpha", "messages": messages, "stream": True, "ignore_eos": True}
+    call = urllib.request.Request(
+        f"{server.url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(call, timeout=30) as answer:
+        assert answer.readline().startswith(b"data:")
+        server.kill()
+    asyncio.run(_prolong_memberships(server))
+
+    server.start()
+
+    assert server.lease("next", wait=30)["state"] == "granted"
+    (swap,) = (swap for swap in server.swaps() if swap["from"])
+    steps = cast("list[dict[str, object]]", swap["steps"])
+    assert [(step["step"], step["outcome"]) for step in steps][:2] == [("close", "done"), ("drain", "done")]
+
+
+async def _prolong_memberships(server: Server) -> None:
+    """What the dead gateways' memberships have left becomes an hour: whoever waits for their end waits too long."""
+    found = embedded.running(server.state_dir)
+    assert found is not None
+    store = await RedisStore.open(found.url)
+    gateways = (await store.read()).gateways
+    assert gateways
+    for gateway in gateways:
+        await store.beat(gateway, (), ttl_ms=3_600_000)
+    await store.close()
 
 
 def test_a_store_killed_with_9_is_back_with_every_lease_and_the_queue_goes_on(server: Server) -> None:

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from swapper import app
-from swapper.app import LOCK_FILE, PID_FILE, Running, running, serving_pid
+from swapper.app import Running, running
 from swapper.config import Config, load
 from swapper.demo.server import LlamaServer
 from swapper.demo.stage import Stage
 from swapper.errors import BackendError, ConfigError, SwapperError
+from swapper.statefolder import LOCK_FILE, PID_FILE, serving_pid
 from swapper.store import embedded
 
 CONFIG = """

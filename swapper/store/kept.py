@@ -1,0 +1,98 @@
+"""The embedded store while one process serves: started or adopted, started again when it was killed, ended with us.
+
+Invariant: the server is held by a descriptor of its process, so that it is ended whatever became of its folder, and
+nobody else's is. A store whose folder was taken away is not started again: it would come up empty, and forget leases
+that are held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from swapper.errors import StoreDown, SwapperError
+from swapper.store import embedded
+from swapper.store.embedded import STOP_LIMIT_S, Embedded
+
+log = structlog.get_logger(__name__)
+
+RETRY_S = 1.0
+
+
+class Kept:
+    """The store of `state_dir`. `lost` says in a sentence what became of the folder, None while it is as it was."""
+
+    def __init__(self, state_dir: Path, lost: Callable[[], str | None]) -> None:
+        self._state_dir = state_dir
+        self._lost = lost
+        self._process: int | None = None
+
+    async def start(self) -> Embedded:
+        """The server, ready. Raises StoreDown when it does not come up."""
+        server = await embedded.start(self._state_dir)
+        self._let_go()
+        try:
+            self._process = os.pidfd_open(server.pid)
+        except ProcessLookupError:
+            self._process = None  # it is gone again: `keep` starts the next
+        return server
+
+    async def keep(self) -> None:
+        """Start it again whenever it ends, with all it had acknowledged; until then nothing is decided.
+
+        Raises SwapperError when its folder was taken away.
+        """
+        while True:
+            if self._process is not None:
+                await _ended(self._process)
+            if (lost := self._lost()) is not None:
+                raise SwapperError(f"the embedded store ended and cannot be started again: {lost}")
+            log.warning("the embedded store ended; starting it again")
+            try:
+                await self.start()
+            except StoreDown as down:
+                log.error("the embedded store does not start", error=str(down))
+                await asyncio.sleep(RETRY_S)
+
+    async def stop(self) -> None:
+        """End it and wait until it is gone. Its data stays. Raises StoreDown when it does not go within 20 s."""
+        try:
+            if self._lost() is None:
+                await embedded.stop(self._state_dir)
+            if self._process is not None:
+                await asyncio.to_thread(_end, self._process)  # of a folder that is gone; else it has ended already
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._process is not None:
+            os.close(self._process)
+        self._process = None
+
+
+async def _ended(process: int) -> None:
+    """Return when the process is gone (at once if it is already)."""
+    loop, gone = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(process, gone.set)
+    try:
+        await gone.wait()
+    finally:
+        loop.remove_reader(process)
+
+
+def _end(process: int) -> None:
+    """KILL it: what it acknowledged is written. On TERM it would remove its socket by path, which may be another's."""
+    try:
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    going = select.poll()
+    going.register(process, select.POLLIN)
+    if not going.poll(STOP_LIMIT_S * 1000):
+        raise StoreDown(f"the embedded store did not end within {STOP_LIMIT_S:.0f} s")
