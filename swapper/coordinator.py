@@ -52,7 +52,6 @@ class Coordinator:
         self._spec = spec
         self._new_id = new_id
         self._idle_since: dict[str, int] = {}
-        self._ordered: dict[str, tuple[int, int]] = {}
         self._after = "$"
         self._caught_up = False
         self._world: World | None = None
@@ -140,7 +139,6 @@ class Coordinator:
         """Everything but the answers that a swap waits for."""
         match report.verb:
             case "hello":
-                self._forget_orders(report.executor)
                 await self._meet(report.executor, cast("int", report.data.get("mark", 0)))
             case "observed":
                 await self._observed(report)
@@ -152,12 +150,9 @@ class Coordinator:
     async def _meet(self, executor: str, mark: int) -> None:
         """An agent is there: no token at or below its mark may be given out any more (the store may be an old copy)."""
         await self._raise(mark)
-        self.seen.hosts.add(executor.removeprefix("agent:"))
-
-    def _forget_orders(self, executor: str) -> None:
-        """An agent that starts looks afresh; with its marks lost it would never say that it carried our orders out."""
         host = executor.removeprefix("agent:")
-        self._ordered = {card: at for card, at in self._ordered.items() if self._spec.cards[card].host != host}
+        await self._decide(lambda world: machine.on_hello(world, self._spec, host, mark))
+        self.seen.hosts.add(host)
 
     async def _raise(self, mark: int) -> None:
         if (await self._look()).token < mark:
@@ -215,7 +210,6 @@ class Coordinator:
             states=seen.states,
             free_mib={card: mib for card, mib in free.items() if isinstance(mib, int)},
             carried_out=seen.marks,
-            ordered=self._ordered,
             idle_since=self._idle_since,
         )
 
@@ -236,7 +230,6 @@ class Coordinator:
         return False
 
     def _remember(self, world: World, commit: Commit) -> None:
-        self._ordered |= turn.orders(commit)
         for card in commit.cards:
             before, after = card_of(world, card.name).swap, card.swap
             if before is not None and (after is None or after.id != before.id):

@@ -23,29 +23,38 @@ def apply(world: World, commit: Commit) -> World:
     after = replace(
         world, cards={**world.cards, **cards}, gates={**world.gates, **commit.gates}, leases=_visible(leases)
     )
-    return replace(after, queued=after.queued - _left_queue(world, commit), token=max((world.token, *commit.tokens)))
+    return replace(after, queued=after.queued + _joined_queue(world, commit), token=max((world.token, *commit.tokens)))
 
 
 def changed(lease: Lease, change: LeaseChange, now_ms: int) -> Lease:
-    """One lease after a change: fields given, and the times the store stamps."""
+    """One lease after a change: fields given, the times the store stamps; the card asked for when it waits again."""
     fields: dict[str, object] = {
         name: value
         for name in ("state", "reason", "token", "card", "swap_id", "explain", "revoke_ms")
         if (value := getattr(change, name)) is not None
     }
-    if change.state is LeaseState.GRANTED:
-        fields |= {"granted_ms": now_ms, "expires_ms": now_ms + lease.request.ttl_ms}
-    elif change.state is not None and change.state not in ACTIVE:
-        fields["ended_ms"] = now_ms
-    if change.extend_to_ms is not None:
-        fields["expires_ms"] = max(change.extend_to_ms, lease.expires_ms or 0)
-    return replace(lease, **fields)  # pyright: ignore[reportArgumentType]
+    expires_ms = lease.expires_ms
+    if change.state not in (None, lease.state):
+        if change.state is LeaseState.GRANTED:
+            fields["granted_ms"], expires_ms = now_ms, now_ms + lease.request.ttl_ms
+        elif change.state is LeaseState.QUEUED:
+            fields["card"] = lease.request.card or None
+        elif change.state not in ACTIVE:
+            fields["ended_ms"] = now_ms
+    if change.extend_to_ms is not None and expires_ms is not None:
+        expires_ms = max(expires_ms, change.extend_to_ms)
+    return replace(lease, expires_ms=expires_ms, **fields)  # pyright: ignore[reportArgumentType]
 
 
 def _visible(leases: Mapping[str, Lease]) -> dict[str, Lease]:
     return {name: lease for name, lease in leases.items() if lease.state in ACTIVE}
 
 
-def _left_queue(world: World, commit: Commit) -> int:
-    before = (world.leases.get(change.id) for change in commit.leases if change.state not in (None, LeaseState.QUEUED))
-    return sum(1 for lease in before if lease is not None and lease.state is LeaseState.QUEUED)
+def _joined_queue(world: World, commit: Commit) -> int:
+    """How many more wait in the queue afterwards; below 0: how many fewer."""
+    joined = 0
+    for change in commit.leases:
+        lease = world.leases.get(change.id)
+        if lease is not None and change.state is not None:
+            joined += (change.state is LeaseState.QUEUED) - (lease.state is LeaseState.QUEUED)
+    return joined

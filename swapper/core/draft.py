@@ -76,6 +76,8 @@ class Draft:
         command = Command(executor, self.card.name, tenant, swap.token, swap.next_n, verb, dict(args or {}))
         self.commands.append(command)
         self.update(next_n=swap.next_n + 1, pending=(*swap.pending, command))
+        if executor.startswith("agent:"):
+            self.card = replace(self.card, ordered=(swap.token, command.n))
 
     def tell_gateways(self, verb: str, tenant: str, args: Mapping[str, object]) -> None:
         """Order every live gateway process."""

@@ -1,8 +1,9 @@
 """The card machine: events in, commits out. Pure: the coordinator, the simulator and the checker drive this code.
 
 Every function looks at a World and returns the Commit that should follow, or None when nothing has to change. Time and
-ids are arguments. Entry points: `start` a swap, `on_report` an executor's answer, `on_time` what is due, `on_observed`
-what the agents saw, `on_proof` what an answer showed about a restored conversation, `resume` after a restart.
+ids are arguments. Entry points: `start` a swap, `on_report` an executor's answer, `on_time` what is due, `on_hello` and
+`on_observed` what the agents saw, `on_proof` what an answer showed about a restored conversation, `resume` after a
+restart.
 """
 
 from __future__ import annotations
@@ -235,6 +236,19 @@ def _drain_limit(world: World, spec: Spec, card: Card) -> Commit | None:
     return draft.commit()
 
 
+def on_hello(world: World, spec: Spec, host: str, mark: int) -> Commit | None:
+    """An agent started that knows no token above `mark`; what it lost of our orders it will never carry out."""
+    cards = tuple(
+        replace(card, ordered=(mark, 0))
+        for card in world.cards.values()
+        if card.swap is None
+        and card.ordered[0] > mark
+        and card.name in spec.cards
+        and spec.cards[card.name].host == host
+    )
+    return Commit(cards=cards) if cards else None
+
+
 def on_observed(world: World, spec: Spec, card: Card, states: Mapping[str, str], free_mib: int | None) -> Commit | None:
     """What the agents see, against what the card should be (level-triggered; only between swaps).
 
@@ -329,6 +343,7 @@ def extend_after_gap(world: World, floor_ms: int = 30_000) -> Commit | None:
 __all__ = [
     "extend_after_gap",
     "on_gate_refused",
+    "on_hello",
     "on_observed",
     "on_proof",
     "on_report",

@@ -23,15 +23,14 @@ class Sight:
     """What the agents last said, and what is remembered beside the store.
 
     `hosts`: those whose agent said hello. `states`: tenant id -> TenantState. `free_mib`: card -> the probe's reading.
-    `carried_out`: card -> the (token, n) up to which its agent had carried out everything when it looked; `ordered`:
-    card -> that of the newest command to an agent. `idle_since`: card -> since when no call runs or waits, ms.
+    `carried_out`: card -> the (token, n) up to which its agent had carried out everything when it looked.
+    `idle_since`: card -> since when no call runs or waits, ms.
     """
 
     hosts: AbstractSet[str] = frozenset()
     states: Mapping[str, str] = field(default_factory=dict[str, str])
     free_mib: Mapping[str, int] = field(default_factory=dict[str, int])
     carried_out: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
-    ordered: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     idle_since: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
@@ -67,11 +66,6 @@ def busy(world: World, spec: Spec, name: str) -> bool:
     card = card_of(world, name)
     asked = any(d.running or d.waiting for d in world.demand if d.tenant in _tenants_of(spec, name))
     return asked or bool(card.holds) or card.swap is not None
-
-
-def orders(commit: Commit) -> dict[str, tuple[int, int]]:
-    """The newest command to an agent for each card, as (token, n)."""
-    return {order.card: (order.token, order.n) for order in commit.commands if order.executor.startswith("agent:")}
 
 
 def _tenants_of(spec: Spec, card: str) -> set[str]:
@@ -121,5 +115,4 @@ class _Fold:
 
     def _fresh(self, card: Card) -> bool:
         """Only what was seen after the newest command was carried out may contradict the card."""
-        nothing = (0, 0)
-        return self._sight.carried_out.get(card.name, nothing) >= self._sight.ordered.get(card.name, nothing)
+        return self._sight.carried_out.get(card.name, (0, 0)) >= card.ordered

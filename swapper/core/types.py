@@ -318,7 +318,8 @@ class Card:
 
     `residents` are tenant ids that serve here (their gate opens at the end of the swap that brings them).
     `return_to` are the residents it had before it left serving, None when there is nothing to go back to, and
-    `return_lease` the lease that displaced them. `failed` names the tenants that could not be loaded.
+    `return_lease` the lease that displaced them. `failed` names the tenants that could not be loaded. `ordered` is the
+    newest command to an agent, (token, n): what an agent saw before it had carried that out is old.
     """
 
     name: str
@@ -331,6 +332,7 @@ class Card:
     swap: Swap | None = None
     fault: Fault | None = None
     failed: Mapping[str, Failure] = field(default_factory=dict[str, Failure])
+    ordered: tuple[int, int] = (0, 0)
 
     @property
     def whole(self) -> Hold | None:

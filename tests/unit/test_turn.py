@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from swapper.core import machine
 from swapper.core.apply import apply
 from swapper.core.commit import Commit, LeaseChange
 from swapper.core.turn import Sight, card_of, decide
@@ -109,8 +110,8 @@ def test_nothing_starts_beside_an_agent_that_is_not_known_to_be_there() -> None:
 def test_what_was_seen_before_the_newest_command_was_carried_out_does_not_end_a_fault() -> None:
     play = Play(spec(tenant("med")))
     fault = Fault("held by encode (pid 9)", 8 * GIB, 0, retry_ms=play.world.now_ms + 60_000)
-    play.world = replace(play.world, cards={"gpu0": replace(play.card, fault=fault)})
-    before = Sight({"main"}, {}, {"gpu0": 24 * GIB}, {"gpu0": (9, 3)}, {"gpu0": (9, 4)})
+    play.world = replace(play.world, cards={"gpu0": replace(play.card, fault=fault, ordered=(9, 4))})
+    before = Sight({"main"}, {}, {"gpu0": 24 * GIB}, {"gpu0": (9, 3)})
     assert turned(play, sight=before) is None
     turned(play, sight=replace(before, carried_out={"gpu0": (9, 4)}))
     assert play.card.fault is None
@@ -118,3 +119,23 @@ def test_what_was_seen_before_the_newest_command_was_carried_out_does_not_end_a_
 
 def test_a_world_without_the_card_has_an_empty_one() -> None:
     assert card_of(World(0, {}, {}), "gpu0") == Card("gpu0")
+
+
+def test_the_newest_order_to_an_agent_is_on_the_card_and_one_to_a_gateway_is_not() -> None:
+    play = saving()
+    play.run(until="release", save=SAVED)
+    order = play.pending("release")
+    assert play.card.ordered == (order.token, order.n)
+    play.run(until="vacate")
+    assert play.card.ordered == (order.token, order.n + 1)
+
+
+def test_an_agent_that_lost_its_marks_is_believed_again_once_it_said_hello() -> None:
+    play = granted()
+    token = play.card.ordered[0]
+    assert machine.on_hello(play.world, play.spec, "main", token) is None
+    assert machine.on_hello(play.world, play.spec, "elsewhere", 0) is None
+    commit = machine.on_hello(play.world, play.spec, "main", token - 1)
+    assert commit is not None
+    play.apply(commit)
+    assert play.card.ordered == (token - 1, 0)
