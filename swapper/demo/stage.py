@@ -1,7 +1,8 @@
 """The demo's stage: a folder that vanishes, tiny models, a configuration, and the real product running on it.
 
-Invariant: whatever happens, on leaving the block no process it started lives and no file it wrote is left. It forces
-the CPU (`device = none`, no GPU layers), so that a newcomer's real card is never touched.
+Invariant: whatever happens, on leaving the block no process it started lives and no file it wrote is left; when it is
+killed, the guard of its folder sees to that. It forces the CPU (`device = none`, no GPU layers), so that a newcomer's
+real card is never touched.
 """
 
 from __future__ import annotations
@@ -9,9 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import socket
-import tempfile
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -20,13 +19,13 @@ from typing import Any, TypeVar
 
 from swapper.app import Running, control_of, running
 from swapper.config import Config, loads
+from swapper.demo.folder import SERVER, STATE, STOP_MS, clear_dead, vanishing_folder
 from swapper.demo.models import SHAPES, make_models, write_preset
 from swapper.demo.server import LlamaServer, find_llama_server
 
 MODEL = "med"
 CARD = "gpu0"
 CONTEXT = 16_384
-STOP_MS = 5_000
 PORTABLE_LAYERS = 3
 """Of med's eight, where llama-server reads at less than half its speed: the demo takes under a minute there too."""
 PORTABLE_SETTINGS = {"flash-attn": "off", "threads": "1", "threads-batch": "2"}
@@ -36,11 +35,11 @@ _T = TypeVar("_T")
 
 _CONFIG = """\
 listen: 127.0.0.1:0
-state_dir: state
+state_dir: {state}
 cards:
   {card}: {{probe: declared, vram: 24GiB}}
 tenants:
-  llama:
+  {server}:
     kind: llama-router
     control: command
     command: {command}
@@ -81,9 +80,10 @@ class Stage:
 async def stage(say: Callable[[str], None]) -> AsyncGenerator[Stage]:
     """Set it up, and take it down again. Raises SwapperError where the wheel does not run."""
     llama = find_llama_server()
-    folder = Path(tempfile.mkdtemp(prefix="swapper-demo-"))
+    for left in await clear_dead():
+        say(f"a demo that was killed had left {left}: its processes are ended, the folder is removed")
     async with AsyncExitStack() as stack:
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        folder = stack.enter_context(vanishing_folder())
         layers = PORTABLE_LAYERS if llama.portable else SHAPES[MODEL].layers
         say(f"making a tiny model of {layers} layers (random weights: it answers gibberish, but it computes for real)")
         models = make_models(folder, [MODEL], layers=layers)
@@ -92,7 +92,7 @@ async def stage(say: Callable[[str], None]) -> AsyncGenerator[Stage]:
         (folder / "slots").mkdir()
         port = _free_port()
         config = _config(folder, llama, port)
-        control = control_of("llama", config.tenants["llama"], config)
+        control = control_of(SERVER, config.tenants[SERVER], config)
         stack.push_async_callback(lambda: _to_the_end(control.stop(STOP_MS)))
         say(f"starting the store, llama-server ({llama.version}, router mode) and swapper")
         yield Stage(folder, llama, f"http://127.0.0.1:{port}", config)
@@ -120,7 +120,7 @@ def _config(folder: Path, llama: LlamaServer, port: int) -> Config:
         *("--slot-save-path", str(folder / "slots")),
         *("--host", "127.0.0.1", "--port", str(port)),
     ]
-    text = _CONFIG.format(card=CARD, model=MODEL, port=port, command=json.dumps(command))
+    text = _CONFIG.format(card=CARD, model=MODEL, port=port, command=json.dumps(command), state=STATE, server=SERVER)
     (folder / "swapper.yaml").write_text(text)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("SWAPPER__")}
     return loads(text, folder=folder, environ=environ, name="swapper.yaml", path=folder / "swapper.yaml")

@@ -99,9 +99,22 @@ def _assert_warm(result: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("moment", ["starting the store", "conversation 1", "the job works"])
 def test_an_interrupted_demo_leaves_no_process_and_no_file(tmp_path: Path, moment: str) -> None:
+    (tmp_path / "swapper-demo-before").mkdir()
+    (tmp_path / "swapper-demo-before" / "demo.lock").touch()  # one before it was killed, and its guard
     with demo(tmp_path) as process:
         _told(process, until=moment)
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGINT)  # impatience does no harm
         assert process.wait(END_S) == 128 + signal.SIGINT
+    assert _left_behind(tmp_path) == []
+
+
+@pytest.mark.parametrize("moment", ["starting the store", "conversation 1", "the job works"])
+def test_a_killed_demo_leaves_no_process_and_no_file_either(tmp_path: Path, moment: str) -> None:
+    with demo(tmp_path) as process:
+        _told(process, until=moment)
+        process.kill()
+        assert process.stderr is not None
+        said = process.stderr.read()  # ends when nobody of it has anything to say any more
+    assert "swapper demo was killed" in said
     assert _left_behind(tmp_path) == []
