@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import signal
 import time
 from typing import Any
@@ -74,13 +75,16 @@ async def _demo(*, keep: bool, json_: bool) -> int:
 async def _keep(on: Stage, told: Console) -> None:
     async with on.swapper() as server:
         chat = json.dumps({"model": MODEL, "max_tokens": 16, "messages": [{"role": "user", "content": "hello"}]})
-        lease = json.dumps({"card": CARD, "label": "by hand"})
+        lease = json.dumps({"card": CARD, "label": "by hand", "ttl_s": 30})
         content = "-H 'Content-Type: application/json'"
-        told.print(f"swapper at {server.url}, llama-server at {on.router}; Ctrl-C ends both. Try:", soft_wrap=True)
         for line in (
-            f"curl -s {server.url}/api/status",
-            f"curl -s {server.url}/v1/chat/completions {content} -d '{chat}'",
-            f"curl -s '{server.url}/api/leases?wait=30' {content} -d '{lease}'",
+            f"swapper at {server.url}, llama-server at {on.router}. Try:",
+            f"  curl -s {server.url}/api/status",
+            f"  curl -s {server.url}/v1/chat/completions {content} -d '{chat}'",
+            f"  curl -s '{server.url}/api/leases?wait=30' {content} -d '{lease}'",
+            "The last one takes the card for 30 s. Give it back earlier with the id and the token of its answer:",
+            f"  curl -s -X DELETE '{server.url}/api/leases/ID?token=TOKEN'",
+            f"Ctrl-C, or kill {os.getpid()}, ends both servers and removes {on.folder}.",
         ):
-            told.print("  " + line, soft_wrap=True, markup=False)
+            told.print(line, soft_wrap=True, markup=False)
         await asyncio.Event().wait()

@@ -145,8 +145,9 @@ class _Holder:
             if left is not None and left <= 0:
                 break
             if lease["explain"] != said:
+                hint = "" if said else " (Ctrl-C gives up)"
                 said = lease["explain"]
-                self._say(said, lease=lease["id"], state=lease["state"])
+                self._say(said, hint=hint, lease=lease["id"], state=lease["state"])
             try:
                 lease = await client.wait(lease["id"], limit_s=_POLL_S if left is None else min(_POLL_S, left))
             except ApiDown as error:
@@ -163,7 +164,9 @@ class _Holder:
     async def _run(self, client: SwapperClient, lease: Json) -> int:
         env = {name: value for name, value in lease["env"].items() if value is not None}
         env |= {"SWAPPER_LEASE": lease["id"], "SWAPPER_TOKEN": str(lease["token"]), "SWAPPER_URL": client.url}
-        self._say(f"{lease['id']} granted on {lease['card']}", lease=lease["id"], state="granted", token=lease["token"])
+        hint = "; it is given back when the command ends"
+        text = f"{lease['id']} granted on {lease['card']}"
+        self._say(text, hint=hint, lease=lease["id"], state="granted", token=lease["token"])
         self.started = True
         self.child.open(env)
         keeping = asyncio.create_task(self._keep(client, lease))
@@ -223,7 +226,8 @@ class _Holder:
                 granted_meanwhile = True
             except ApiDown as error:
                 if pause is None:
-                    self._say(f"the lease was not given back and will expire: {error}", lease=lease_id)
+                    hint = f"; at once: swapper lease release {lease_id}"
+                    self._say(f"the lease was not given back and will expire: {error}", hint=hint, lease=lease_id)
                 else:
                     await asyncio.sleep(pause)
 
@@ -244,9 +248,9 @@ class _Holder:
         if self.child.poll():
             self.ended.set()
 
-    def _say(self, text: str, **facts: object) -> None:
-        """On standard error: standard output belongs to the command."""
-        click.echo(json.dumps({"message": text, **facts}) if self.as_json else f"swapper run: {text}", err=True)
+    def _say(self, text: str, *, hint: str = "", **facts: object) -> None:
+        """On standard error: standard output belongs to the command. The hint is for people only."""
+        click.echo(json.dumps({"message": text, **facts}) if self.as_json else f"swapper run: {text}{hint}", err=True)
 
 
 def _is_here(url: str) -> bool:

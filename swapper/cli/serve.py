@@ -6,18 +6,24 @@ import asyncio
 import gc
 import os
 import signal
-from collections.abc import Coroutine
+import sys
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 
 import click
 import structlog
 
+from swapper import __version__
 from swapper.app import running
 from swapper.cli.check import examine
 from swapper.config import Config, load
+from swapper.core.spec import Spec
 from swapper.log import setup as setup_logging
 
 log = structlog.get_logger(__name__)
+
+_NAMED = 5
+"""So many cards or tenants are named in the line for people; of more it says how many."""
 
 
 @click.command(epilog="Example: swapper serve -c swapper.yaml")
@@ -50,10 +56,35 @@ async def _serve(config: Config) -> None:
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, log.warning, "SIGHUP: this version reads its configuration at start only")
     async with running(config) as server, server.unless_failed():
-        log.info("serving", url=server.url, state_dir=str(config.state_dir), cards=list(server.spec.cards))
+        _greet(config, server.url, server.spec)
         for one in await examine(config, os.environ):
             (log.error if one.error else log.warning)("check", finding=one.text)
         gc.collect()
         gc.freeze()  # what start-up made lives as long as we do: a collection in mid-swap (20 ms) need not walk it
         await stop.wait()
         log.info("stopping; residents stay as they are")
+
+
+def _greet(config: Config, url: str, spec: Spec) -> None:
+    """That it serves, and what: one line to a person at a terminal, else one record of the log."""
+    if sys.stderr.isatty():
+        return click.echo(greeting(url, spec, with_key=bool(config.keys)), err=True)
+    cards, tenants = list(spec.cards), list(spec.tenants)
+    return log.info("serving", url=url, state_dir=str(config.state_dir), cards=cards, tenants=tenants)
+
+
+def greeting(url: str, spec: Spec, *, with_key: bool) -> str:
+    """The line for people: address, cards, tenants, and what to try."""
+    key = "-H 'Authorization: Bearer KEY' " if with_key else ""
+    return (
+        f"swapper {__version__} serves at {url}: {_some('card', list(spec.cards))}, "
+        f"{_some('tenant', list(spec.tenants))}; ready; try: curl -s {key}{url}/api/status "
+        "(Ctrl-C ends it, loaded models stay)"
+    )
+
+
+def _some(what: str, names: Sequence[str]) -> str:
+    if not names:
+        return f"no {what}s"
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{what}{'s' if len(names) > 1 else ''} {', '.join(names[:_NAMED])}{more}"

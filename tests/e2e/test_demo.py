@@ -65,15 +65,18 @@ def _left_behind(folder: Path) -> list[str]:
 @pytest.mark.timeout(240)
 def test_both_conversations_come_back_warm_and_nothing_stays_behind(tmp_path: Path) -> None:
     with demo(tmp_path, "--json", "--keep") as process:
-        told = _told(process, until="api/leases")
+        told = _told(process, until="Ctrl-C")
         assert process.stdout is not None
         result: dict[str, Any] = json.loads(process.stdout.readline())
-        addresses = next(line for line in told if line.startswith("swapper at "))
-        with urllib.request.urlopen(addresses.split()[2].rstrip(",") + "/health", timeout=10) as answer:
+        url = next(line for line in told if line.startswith("swapper at ")).split()[2].rstrip(",")
+        with urllib.request.urlopen(f"{url}/health", timeout=10) as answer:
             assert answer.read() == b"OK"
         process.send_signal(signal.SIGINT)
         assert process.wait(END_S) == 0
-    assert [line for line in told if line.startswith("curl ")] == told[-3:]
+    curls = [line for line in told if line.startswith("curl ")]
+    assert len(curls) == 4
+    assert curls[-1] == f"curl -s -X DELETE '{url}/api/leases/ID?token=TOKEN'", "how to give the card back"
+    assert f"kill {process.pid}" in told[-1]
     _assert_warm(result)
     assert _left_behind(tmp_path) == []
 

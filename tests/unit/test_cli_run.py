@@ -54,7 +54,8 @@ async def state(api: Served, lease_id: str) -> LeaseState:
 async def test_the_command_runs_under_the_lease_that_names_its_process(api: Served) -> None:
     process = await start(api, "--label", "x", "--", "sh", "-c", "echo $$ $SWAPPER_LEASE $SWAPPER_TOKEN; exit 7")
     lease_id = await api.granted_when_queued()
-    status, out, _ = await ended(process)
+    status, out, err = await ended(process)
+    assert f"{lease_id} granted on gpu0; it is given back when the command ends\n" in err
     lease = await api.store.lease(lease_id)
     assert lease is not None
     assert status == 7
@@ -81,6 +82,7 @@ async def test_a_wait_that_runs_out_is_75_and_cancels_the_lease(api: Served) -> 
     status, out, err = await ended(process)
     assert (status, out) == (75, "")
     assert "not started: the wait ran out (queued, number 1" in err
+    assert err.count("(Ctrl-C gives up)") == 1
     page = await api.store.leases(LeaseFilter())
     assert [lease.state for lease in page.items] == [LeaseState.CANCELLED]
 
@@ -201,8 +203,7 @@ async def test_the_command_has_the_terminal_and_ctrl_z_does_not_stop_it(api: Ser
         "import os, signal, sys\n"
         "print('foreground', os.tcgetpgrp(0) == os.getpgrp(), flush=True)\n"
         "signal.signal(signal.SIGCONT, lambda *_: print('went on', flush=True))\n"
-        "print('ready', flush=True)\n"
-        "try:\n    while True: signal.pause()\n"
+        "try:\n    print('ready', flush=True)\n    while True: signal.pause()\n"
         "except KeyboardInterrupt:\n    print('interrupted'); sys.exit(9)"
     )
     on_a_terminal = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
