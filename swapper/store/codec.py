@@ -119,6 +119,12 @@ def gates(flat: Sequence[str] | Mapping[str, str]) -> dict[str, Gate]:
     return found
 
 
+def order(lease: Lease) -> tuple[bool, int, int]:
+    """Where a lease stands in a view of the store: held ones first, then class rank, then arrival."""
+    waiting = lease.state is LeaseState.QUEUED
+    return waiting, lease.request.klass.rank if waiting else 0, lease.seq
+
+
 def optional(value: int | str | float | None) -> str:
     """An argument of a library function; `` stands for None."""
     return "" if value is None else str(value)
@@ -140,21 +146,33 @@ def _change(change: LeaseChange) -> dict[str, object]:
     return fields | {"id": change.id, "expect": sorted(change.expect)}
 
 
+def card_text(value: Card) -> str:
+    """A card as it is written and logged: its version is that of the card it was read as, plus one."""
+    return image({"id": value.name, "state": value.phase}, replace(value, version=value.version + 1))
+
+
+def swap_text(value: Swap) -> str:
+    """A swap as it is written and logged."""
+    return image({"state": value.outcome or value.stage}, value)
+
+
+def gate_text(tenant: str, gate: Gate) -> str:
+    """A gate as it is logged."""
+    return encode({"id": tenant, "state": "open" if gate.open else "closed", "epoch": gate.epoch})
+
+
 def _card(value: Card) -> dict[str, str]:
-    written = image({"id": value.name, "state": value.phase}, replace(value, version=value.version + 1))
     holds = " ".join(hold.lease for hold in value.holds)
-    return {"name": value.name, "version": str(value.version), "holds": holds, "doc": written}
+    return {"name": value.name, "version": str(value.version), "holds": holds, "doc": card_text(value)}
 
 
 def _gate(tenant: str, gate: Gate) -> dict[str, str]:
-    state = "open" if gate.open else "closed"
-    doc = encode({"id": tenant, "state": state, "epoch": gate.epoch})
-    return {"tenant": tenant, "epoch": str(gate.epoch), "open": "1" if gate.open else "0", "doc": doc}
+    is_open = "1" if gate.open else "0"
+    return {"tenant": tenant, "epoch": str(gate.epoch), "open": is_open, "doc": gate_text(tenant, gate)}
 
 
 def _swap(value: Swap) -> dict[str, str]:
-    state = value.outcome or value.stage
-    return {"id": value.id, "card": value.card, "doc": image({"state": state}, value)}
+    return {"id": value.id, "card": value.card, "doc": swap_text(value)}
 
 
 def _alert(alert: Alert) -> dict[str, str]:
@@ -164,6 +182,11 @@ def _alert(alert: Alert) -> dict[str, str]:
 def _conversation(talk: Conversation) -> dict[str, str]:
     head = {"id": talk.snapshot, "state": conversation_state(talk)}
     return {"type": "conversation", "subject": talk.snapshot, "doc": image(head, talk)}
+
+
+def said(value: Commit) -> list[dict[str, str]]:
+    """The events of a commit that are no thing of their own: `type`, `subject` and `doc` of each."""
+    return [*map(_conversation, value.conversations), *map(_alert, value.alerts)]
 
 
 def conversation_state(talk: Conversation) -> str:
@@ -179,11 +202,16 @@ def _once(kind: str, names: Iterable[str]) -> None:
         seen.add(name)
 
 
-def commit(value: Commit) -> str:
-    """The one argument of the library's `commit`. Raises ValueError when it names a thing twice."""
+def check(value: Commit) -> None:
+    """Raise ValueError when a commit names a thing twice."""
     _once("card", (card.name for card in value.cards))
     _once("lease", (change.id for change in value.leases))
     _once("swap", (swap.id for swap in value.swaps))
+
+
+def commit(value: Commit) -> str:
+    """The one argument of the library's `commit`. Raises ValueError when it names a thing twice."""
+    check(value)
     return encode(
         {
             "cards": [_card(card) for card in value.cards],
@@ -192,7 +220,7 @@ def commit(value: Commit) -> str:
             "gates": [_gate(tenant, gate) for tenant, gate in value.gates.items()],
             "commands": [{"executor": order.executor, "doc": encode(order)} for order in value.commands],
             "tokens": [str(token) for token in value.tokens],
-            "said": [*map(_conversation, value.conversations), *map(_alert, value.alerts)],
+            "said": said(value),
         }
     )
 

@@ -135,7 +135,7 @@ class Functions(ABC):
         """
         answer = await self._call("read", codec.optional(now_ms))
         now, cards, rows, queued, due, gateways, records, gates, token = answer
-        leases = sorted((codec.lease_image(*row) for row in rows), key=_order)
+        leases = sorted((codec.lease_image(*row) for row in rows), key=codec.order)
         documents = [codec.card(text) for text in cards]
         return World(
             now_ms=int(now),
@@ -173,8 +173,3 @@ class Functions(ABC):
     async def swaps(self, *, limit: int, card: str | None = None) -> tuple[Swap, ...]:
         """Newest first; the last 1,000 are kept."""
         return tuple(codec.swap(text) for text in await self._call("swaps", str(limit), codec.optional(card)))
-
-
-def _order(lease: Lease) -> tuple[int, int, int]:
-    waiting = lease.state == "queued"
-    return (int(waiting), lease.request.klass.rank if waiting else 0, lease.seq)

@@ -24,7 +24,7 @@ from swapper.core.types import (
     StepRecord,
     Swap,
 )
-from swapper.store.redis import RedisStore
+from swapper.store.protocol import Store
 from tests.store.acts import GRANTED, NOW, QUEUED, ask, card_of, draw, fold, grant, prepare, request, state, unmoved
 
 ORDER = Command("agent:main", "gpu0", "llama/med", 2**53 + 1, 3, "save", {"slot": 1, "name": "a.bin"})
@@ -56,21 +56,21 @@ FULL_CARD = Card(
 )
 
 
-async def test_cards_and_swaps_come_back_as_they_were_written(store: RedisStore) -> None:
+async def test_cards_and_swaps_come_back_as_they_were_written(store: Store) -> None:
     assert await store.commit(Commit(cards=(FULL_CARD,), swaps=(SWAP,)), now_ms=NOW) == Committed()
     assert await card_of(store) == replace(FULL_CARD, version=1)
     assert await store.swap("sw1") == SWAP
     assert await store.swap("sw2") is None
 
 
-async def test_a_card_that_moved_on_is_a_conflict(store: RedisStore) -> None:
+async def test_a_card_that_moved_on_is_a_conflict(store: Store) -> None:
     assert await store.commit(Commit(cards=(Card("gpu0"),)), now_ms=NOW) == Committed()
     assert await store.commit(Commit(cards=(Card("gpu0"),)), now_ms=NOW) == Conflict("card gpu0")
     assert await store.commit(Commit(cards=(Card("gpu0", version=2),)), now_ms=NOW) == Conflict("card gpu0")
     assert (await card_of(store)).version == 1
 
 
-async def test_a_commit_that_conflicts_writes_nothing_at_all(store: RedisStore) -> None:
+async def test_a_commit_that_conflicts_writes_nothing_at_all(store: Store) -> None:
     await ask(store, "a")
     await ask(store, "b")
     await store.end("b", None, now_ms=NOW)
@@ -85,7 +85,7 @@ async def test_a_commit_that_conflicts_writes_nothing_at_all(store: RedisStore) 
     assert await store.swap("sw1") is None
 
 
-async def test_a_mistake_writes_nothing_either(store: RedisStore) -> None:
+async def test_a_mistake_writes_nothing_either(store: Store) -> None:
     await ask(store, "a")
     wrong = Commit(cards=(FULL_CARD,), leases=(LeaseChange("a", QUEUED, LeaseState.REVOKED),))
     with pytest.raises(ValueError, match="cannot go from queued to revoked"):
@@ -93,7 +93,7 @@ async def test_a_mistake_writes_nothing_either(store: RedisStore) -> None:
     assert (await store.read(now_ms=NOW)).cards == {}
 
 
-async def test_of_many_who_grant_at_once_one_succeeds(store: RedisStore) -> None:
+async def test_of_many_who_grant_at_once_one_succeeds(store: Store) -> None:
     for number in range(8):
         await ask(store, f"a{number}")
     card = await card_of(store)
@@ -110,7 +110,7 @@ async def test_of_many_who_grant_at_once_one_succeeds(store: RedisStore) -> None
     assert len(granted) == 1
 
 
-async def test_a_lease_is_granted_once_even_through_two_cards(store: RedisStore) -> None:
+async def test_a_lease_is_granted_once_even_through_two_cards(store: Store) -> None:
     await ask(store, "a", request(card=None))
     token = await draw(store)
     change = LeaseChange("a", QUEUED, LeaseState.GRANTED, token=token)
@@ -119,7 +119,7 @@ async def test_a_lease_is_granted_once_even_through_two_cards(store: RedisStore)
     assert "gpu1" not in (await store.read(now_ms=NOW)).cards
 
 
-async def test_a_change_of_words_keeps_the_state(store: RedisStore) -> None:
+async def test_a_change_of_words_keeps_the_state(store: Store) -> None:
     await ask(store, "a")
     await grant(store, "a")
     before = await store.lease("a")
@@ -129,14 +129,14 @@ async def test_a_change_of_words_keeps_the_state(store: RedisStore) -> None:
     assert await store.lease("a") == replace(before, explain='granted "at once" / ünder way')
 
 
-async def test_a_commit_that_names_a_thing_twice_is_refused(store: RedisStore) -> None:
+async def test_a_commit_that_names_a_thing_twice_is_refused(store: Store) -> None:
     change = LeaseChange("a", QUEUED, LeaseState.CANCELLED)
     for twice in (Commit(cards=(Card("c"), Card("c"))), Commit(leases=(change, change)), Commit(swaps=(SWAP, SWAP))):
         with pytest.raises(ValueError, match="twice"):
             await store.commit(twice, now_ms=NOW)
 
 
-async def test_a_gates_epoch_only_rises(store: RedisStore) -> None:
+async def test_a_gates_epoch_only_rises(store: Store) -> None:
     async def set_gate(epoch: int, *, is_open: bool) -> Committed | Conflict:
         return await store.commit(Commit(gates={"m": Gate(epoch, is_open)}), now_ms=NOW)
 
@@ -148,7 +148,7 @@ async def test_a_gates_epoch_only_rises(store: RedisStore) -> None:
     assert (await store.read(now_ms=NOW)).gates == {"m": Gate(10, True)}
 
 
-async def test_commands_travel_with_the_commit_and_keep_every_digit(store: RedisStore) -> None:
+async def test_commands_travel_with_the_commit_and_keep_every_digit(store: Store) -> None:
     other = replace(ORDER, executor="gateway:g1", verb="close", args={"epoch": 4})
     await store.commit(Commit(commands=(ORDER, other)), now_ms=NOW)
     (mine,) = await store.outbox("agent:main", after="0", block_ms=0)
@@ -157,7 +157,7 @@ async def test_commands_travel_with_the_commit_and_keep_every_digit(store: Redis
     assert mine.command.token == 9_007_199_254_740_993
 
 
-async def test_swaps_are_kept_newest_first_for_each_card(store: RedisStore) -> None:
+async def test_swaps_are_kept_newest_first_for_each_card(store: Store) -> None:
     for number in range(4):
         swap = replace(SWAP, id=f"sw{number}", card=f"gpu{number % 2}")
         await store.commit(Commit(swaps=(swap,)), now_ms=NOW)
@@ -167,7 +167,7 @@ async def test_swaps_are_kept_newest_first_for_each_card(store: RedisStore) -> N
     assert [swap.outcome for swap in await store.swaps(limit=10, card="gpu0")] == [None, "done"]
 
 
-async def test_every_write_is_an_event_with_its_after_image(store: RedisStore) -> None:
+async def test_every_write_is_an_event_with_its_after_image(store: Store) -> None:
     await store.commit(
         Commit(
             cards=(FULL_CARD,),
@@ -193,7 +193,7 @@ async def test_every_write_is_an_event_with_its_after_image(store: RedisStore) -
     assert '"state":"warm"' in events[3].data
 
 
-async def test_folding_the_log_gives_the_state(store: RedisStore) -> None:
+async def test_folding_the_log_gives_the_state(store: Store) -> None:
     for name in ("a", "b", "c", "d"):
         await ask(store, name, request(deadline_ms=NOW + 50))
     await prepare(store, "a", NOW + 1)
@@ -216,7 +216,7 @@ async def test_folding_the_log_gives_the_state(store: RedisStore) -> None:
         assert versions == list(range(1, len(versions) + 1))
 
 
-async def test_heartbeats_are_silent(store: RedisStore) -> None:
+async def test_heartbeats_are_silent(store: Store) -> None:
     await ask(store, "a")
     token = await grant(store, "a")
     before = await store.events(after="0", limit=100, block_ms=0)

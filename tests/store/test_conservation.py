@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable, Callable
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swapper.core.commit import Commit, LeaseChange
 from swapper.core.types import ACTIVE, LeaseState, WorkClass
-from swapper.store.protocol import LeaseFilter
-from swapper.store.redis import RedisStore
+from swapper.store.protocol import LeaseFilter, Store
 from tests.store.acts import NOW, ask, draw, fold, request, unmoved
-from tests.store.conftest import fake_store
+from tests.store.conftest import fake_store, memory_store
 
 ACTS = ("ask", "cancel", "release", "beat", *(state.value for state in LeaseState))
 STEPS = st.lists(
@@ -27,7 +28,7 @@ LIFE = {
 }
 
 
-async def act(store: RedisStore, what: str, lease_id: str, klass: WorkClass, now_ms: int) -> None:
+async def act(store: Store, what: str, lease_id: str, klass: WorkClass, now_ms: int) -> None:
     lease = await store.lease(lease_id)
     if what == "ask":
         deadline = now_ms + 30_000 if klass is WorkClass.BATCH else None
@@ -44,7 +45,7 @@ async def act(store: RedisStore, what: str, lease_id: str, klass: WorkClass, now
         await store.commit(Commit(leases=(change,)), now_ms=now_ms)
 
 
-async def check(store: RedisStore, now_ms: int) -> None:
+async def check(store: Store, now_ms: int) -> None:
     listed = {lease.id: lease for lease in (await store.leases(LeaseFilter())).items}
     world = await store.read(now_ms=now_ms)
     active = {name: lease for name, lease in listed.items() if lease.state in ACTIVE}
@@ -70,11 +71,14 @@ async def check(store: RedisStore, now_ms: int) -> None:
     assert folded.leases == {name: unmoved(lease) for name, lease in listed.items()}
 
 
+@pytest.mark.parametrize("make", [fake_store, memory_store])
 @settings(max_examples=40, deadline=None)
-@given(STEPS)
-def test_leases_are_conserved(steps: list[tuple[str, int, WorkClass, int]]) -> None:
+@given(steps=STEPS)
+def test_leases_are_conserved(
+    make: Callable[[], Awaitable[Store]], steps: list[tuple[str, int, WorkClass, int]]
+) -> None:
     async def play() -> None:
-        store = await fake_store()
+        store = await make()
         now_ms = NOW
         for what, number, klass, passed in steps:
             now_ms += passed

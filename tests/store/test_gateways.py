@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from swapper.core.types import Demand, WorkClass
-from swapper.store.redis import RedisStore
+from swapper.store.protocol import Store
 from tests.store.acts import NOW
 
 
@@ -14,24 +14,24 @@ def demand(gateway: str, waiting: int = 1) -> tuple[Demand, ...]:
     )
 
 
-async def woken(store: RedisStore, last: str) -> bool:
+async def woken(store: Store, last: str) -> bool:
     return (await store.inputs(after=last, block_ms=0)).woken
 
 
-async def test_a_beat_carries_the_membership_and_all_demand(store: RedisStore) -> None:
+async def test_a_beat_carries_the_membership_and_all_demand(store: Store) -> None:
     await store.beat("g1", demand("g1"), ttl_ms=1_000, now_ms=NOW)
     await store.beat("g2", (), ttl_ms=2_000, now_ms=NOW)
     world = await store.read(now_ms=NOW)
     assert (world.gateways, world.demand) == (("g1", "g2"), demand("g1"))
 
 
-async def test_the_next_beat_replaces_the_demand(store: RedisStore) -> None:
+async def test_the_next_beat_replaces_the_demand(store: Store) -> None:
     await store.beat("g1", demand("g1"), ttl_ms=1_000, now_ms=NOW)
     await store.beat("g1", demand("g1", 5)[:1], ttl_ms=1_000, now_ms=NOW)
     assert (await store.read(now_ms=NOW)).demand == demand("g1", 5)[:1]
 
 
-async def test_the_demand_of_a_dead_gateway_vanishes(store: RedisStore) -> None:
+async def test_the_demand_of_a_dead_gateway_vanishes(store: Store) -> None:
     await store.beat("g1", demand("g1"), ttl_ms=1_000, now_ms=NOW)
     await store.beat("g2", demand("g2"), ttl_ms=5_000, now_ms=NOW)
     alive = await store.read(now_ms=NOW + 999)
@@ -40,7 +40,7 @@ async def test_the_demand_of_a_dead_gateway_vanishes(store: RedisStore) -> None:
     assert (later.gateways, later.demand, later.next_due_ms) == (("g2",), demand("g2"), NOW + 5_000)
 
 
-async def test_a_gateway_thought_dead_is_back_with_its_next_beat(store: RedisStore) -> None:
+async def test_a_gateway_thought_dead_is_back_with_its_next_beat(store: Store) -> None:
     await store.beat("g1", demand("g1"), ttl_ms=1_000, now_ms=NOW)
     await store.beat("g2", (), ttl_ms=60_000, now_ms=NOW + 2_000)
     last = (await store.inputs(after="$", block_ms=0)).last
@@ -49,7 +49,7 @@ async def test_a_gateway_thought_dead_is_back_with_its_next_beat(store: RedisSto
     assert await woken(store, last)
 
 
-async def test_only_a_beat_that_changes_something_wakes_the_coordinator(store: RedisStore) -> None:
+async def test_only_a_beat_that_changes_something_wakes_the_coordinator(store: Store) -> None:
     await store.beat("g1", demand("g1"), ttl_ms=1_000, now_ms=NOW)
     last = (await store.inputs(after="$", block_ms=0)).last
     await store.beat("g1", demand("g1"), ttl_ms=1_000, now_ms=NOW + 500)
@@ -58,7 +58,7 @@ async def test_only_a_beat_that_changes_something_wakes_the_coordinator(store: R
     assert await woken(store, last)
 
 
-async def test_a_gateway_that_leaves_is_gone_at_once(store: RedisStore) -> None:
+async def test_a_gateway_that_leaves_is_gone_at_once(store: Store) -> None:
     await store.beat("g1", demand("g1"), ttl_ms=60_000, now_ms=NOW)
     last = (await store.inputs(after="$", block_ms=0)).last
     await store.leave("g1")

@@ -8,15 +8,14 @@ import pytest
 
 from swapper.core.commit import Commit, Committed, Conflict, LeaseChange
 from swapper.core.types import LeaseState, WorkClass
-from swapper.store.protocol import Ended, NotFound, WrongToken
-from swapper.store.redis import RedisStore
+from swapper.store.protocol import Ended, NotFound, Store, WrongToken
 from tests.store.acts import GRANTED, NOW, PREPARING, QUEUED, ask, card_of, grant, prepare, request, state
 
 TTL = 30_000
 HOLD = 3_600_000
 
 
-async def test_a_grant_is_stamped_with_the_stores_clock(store: RedisStore) -> None:
+async def test_a_grant_is_stamped_with_the_stores_clock(store: Store) -> None:
     await ask(store, "a")
     await prepare(store, "a", NOW + 1)
     token = await grant(store, "a", NOW + 5)
@@ -26,7 +25,7 @@ async def test_a_grant_is_stamped_with_the_stores_clock(store: RedisStore) -> No
     assert (lease.granted_ms, lease.expires_ms, lease.ended_ms) == (NOW + 5, NOW + 5 + TTL, None)
 
 
-async def test_a_heartbeat_moves_the_expiry_and_notes_the_progress(store: RedisStore) -> None:
+async def test_a_heartbeat_moves_the_expiry_and_notes_the_progress(store: Store) -> None:
     await ask(store, "a")
     token = await grant(store, "a")
     lease = await store.heartbeat("a", token, progress=0.4, now_ms=NOW + 1_000)
@@ -36,14 +35,14 @@ async def test_a_heartbeat_moves_the_expiry_and_notes_the_progress(store: RedisS
     assert getattr(lease, "expires_ms", None) == NOW + 1_000 + TTL
 
 
-async def test_a_late_heartbeat_keeps_a_lease_that_no_commit_expired(store: RedisStore) -> None:
+async def test_a_late_heartbeat_keeps_a_lease_that_no_commit_expired(store: Store) -> None:
     await ask(store, "a")
     token = await grant(store, "a")
     lease = await store.heartbeat("a", token, now_ms=NOW + 10 * TTL)
     assert getattr(lease, "expires_ms", None) == NOW + 11 * TTL
 
 
-async def test_a_heartbeat_never_moves_the_expiry_back(store: RedisStore) -> None:
+async def test_a_heartbeat_never_moves_the_expiry_back(store: Store) -> None:
     await ask(store, "a")
     token = await grant(store, "a")
     extend = LeaseChange("a", GRANTED, extend_to_ms=NOW + 5 * TTL)
@@ -51,7 +50,7 @@ async def test_a_heartbeat_never_moves_the_expiry_back(store: RedisStore) -> Non
     assert getattr(await store.heartbeat("a", token, now_ms=NOW), "expires_ms", None) == NOW + 5 * TTL
 
 
-async def test_a_heartbeat_says_what_is_wrong(store: RedisStore) -> None:
+async def test_a_heartbeat_says_what_is_wrong(store: Store) -> None:
     assert await store.heartbeat("nobody", 1, now_ms=NOW) == NotFound()
     await ask(store, "a")
     assert await store.heartbeat("a", 1, now_ms=NOW) == WrongToken()
@@ -61,7 +60,7 @@ async def test_a_heartbeat_says_what_is_wrong(store: RedisStore) -> None:
     assert await store.heartbeat("a", token, now_ms=NOW) == Ended(ended)  # pyright: ignore[reportArgumentType]
 
 
-async def test_the_holder_releases_with_its_token_only(store: RedisStore) -> None:
+async def test_the_holder_releases_with_its_token_only(store: Store) -> None:
     await ask(store, "a")
     token = await grant(store, "a")
     assert await store.end("a", None, now_ms=NOW) == WrongToken()
@@ -72,7 +71,7 @@ async def test_the_holder_releases_with_its_token_only(store: RedisStore) -> Non
     assert getattr(lease, "ended_ms", None) == NOW + 7
 
 
-async def test_who_waits_is_cancelled_without_a_token(store: RedisStore) -> None:
+async def test_who_waits_is_cancelled_without_a_token(store: Store) -> None:
     await ask(store, "a")
     await ask(store, "b")
     await prepare(store, "b")
@@ -80,7 +79,7 @@ async def test_who_waits_is_cancelled_without_a_token(store: RedisStore) -> None
         assert getattr(await store.end(lease_id, None, now_ms=NOW), "state", None) is LeaseState.CANCELLED
 
 
-async def test_ending_twice_changes_nothing(store: RedisStore) -> None:
+async def test_ending_twice_changes_nothing(store: Store) -> None:
     await ask(store, "a")
     token = await grant(store, "a")
     first = await store.end("a", token, now_ms=NOW)
@@ -88,7 +87,7 @@ async def test_ending_twice_changes_nothing(store: RedisStore) -> None:
     assert await store.end("nobody", None, now_ms=NOW) == NotFound()
 
 
-async def test_a_lease_expires_only_once_its_time_has_passed(store: RedisStore) -> None:
+async def test_a_lease_expires_only_once_its_time_has_passed(store: Store) -> None:
     await ask(store, "a")
     token = await grant(store, "a")
     expire = Commit(leases=(LeaseChange("a", GRANTED, LeaseState.EXPIRED, "quiet", only_if_expired=True),))
@@ -101,13 +100,13 @@ async def test_a_lease_expires_only_once_its_time_has_passed(store: RedisStore) 
     assert (lease.state, lease.reason, lease.ended_ms) == (LeaseState.EXPIRED, "quiet", NOW + 2 * TTL - 1)
 
 
-async def test_a_waiting_lease_has_no_expiry_to_pass(store: RedisStore) -> None:
+async def test_a_waiting_lease_has_no_expiry_to_pass(store: Store) -> None:
     await ask(store, "a")
     expire = LeaseChange("a", QUEUED, LeaseState.EXPIRED, only_if_expired=True)
     assert await store.commit(Commit(leases=(expire,)), now_ms=NOW * 2) == Conflict("lease a")
 
 
-async def test_what_falls_due_next_follows_the_lease_through_its_life(store: RedisStore) -> None:
+async def test_what_falls_due_next_follows_the_lease_through_its_life(store: Store) -> None:
     async def due(now_ms: int = NOW) -> int | None:
         return (await store.read(now_ms=now_ms)).next_due_ms
 
@@ -124,7 +123,7 @@ async def test_what_falls_due_next_follows_the_lease_through_its_life(store: Red
     assert await due() is None
 
 
-async def test_an_abandoned_preparation_waits_again_in_its_old_place(store: RedisStore) -> None:
+async def test_an_abandoned_preparation_waits_again_in_its_old_place(store: Store) -> None:
     await ask(store, "a", request(card=None))
     await ask(store, "b", request(card=None))
     await prepare(store, "a")
@@ -137,7 +136,7 @@ async def test_an_abandoned_preparation_waits_again_in_its_old_place(store: Redi
     assert lease.card is None
 
 
-async def test_an_ended_lease_stays_in_view_while_its_card_names_it(store: RedisStore) -> None:
+async def test_an_ended_lease_stays_in_view_while_its_card_names_it(store: Store) -> None:
     await ask(store, "a")
     token = await grant(store, "a")
     await store.end("a", token, now_ms=NOW)
@@ -148,7 +147,7 @@ async def test_an_ended_lease_stays_in_view_while_its_card_names_it(store: Redis
 
 
 @pytest.mark.parametrize("state_", [LeaseState.QUEUED, LeaseState.PREPARING, LeaseState.FAILED])
-async def test_a_granted_lease_takes_no_step_that_its_life_does_not_have(store: RedisStore, state_: LeaseState) -> None:
+async def test_a_granted_lease_takes_no_step_that_its_life_does_not_have(store: Store, state_: LeaseState) -> None:
     await ask(store, "a")
     await grant(store, "a")
     with pytest.raises(ValueError, match=f"lease a cannot go from granted to {state_}"):
@@ -156,7 +155,7 @@ async def test_a_granted_lease_takes_no_step_that_its_life_does_not_have(store: 
     assert await state(store, "a") is LeaseState.GRANTED
 
 
-async def test_an_ended_lease_is_never_revived(store: RedisStore) -> None:
+async def test_an_ended_lease_is_never_revived(store: Store) -> None:
     await ask(store, "a")
     await store.end("a", None, now_ms=NOW)
     revive = LeaseChange("a", frozenset(LeaseState), LeaseState.QUEUED)
@@ -164,7 +163,7 @@ async def test_an_ended_lease_is_never_revived(store: RedisStore) -> None:
         await store.commit(Commit(leases=(revive,)), now_ms=NOW)
 
 
-async def test_nobody_is_granted_without_a_token(store: RedisStore) -> None:
+async def test_nobody_is_granted_without_a_token(store: Store) -> None:
     await ask(store, "a", request(klass=WorkClass.BATCH))
     with pytest.raises(ValueError, match="without a token"):
         await store.commit(Commit(leases=(LeaseChange("a", QUEUED, LeaseState.GRANTED),)), now_ms=NOW)

@@ -9,8 +9,7 @@ import pytest
 
 from swapper.core.commit import Commit
 from swapper.core.types import Command, Report
-from swapper.store.protocol import Inputs
-from swapper.store.redis import RedisStore
+from swapper.store.protocol import Inputs, Store
 from tests.store.acts import NOW, ask, grant, request
 
 REPORT = Report("agent:main", "gpu0", "llama/med", 2**53 + 1, 3, "save", "ok", backend_ms=1.5, data={"tokens": 4000})
@@ -20,7 +19,7 @@ def order(n: int) -> Command:
     return Command("agent:main", "gpu0", "llama/med", 7, n, "save")
 
 
-async def test_an_executor_that_starts_again_gets_the_same_commands_again(store: RedisStore) -> None:
+async def test_an_executor_that_starts_again_gets_the_same_commands_again(store: Store) -> None:
     await store.commit(Commit(commands=(order(1), order(2))), now_ms=NOW)
     await store.commit(Commit(commands=(order(3),)), now_ms=NOW)
     first = await store.outbox("agent:main", after="0", block_ms=0)
@@ -31,7 +30,7 @@ async def test_an_executor_that_starts_again_gets_the_same_commands_again(store:
     assert await store.outbox("agent:other", after="0", block_ms=0) == ()
 
 
-async def test_reports_arrive_in_order_and_as_they_were_sent(store: RedisStore) -> None:
+async def test_reports_arrive_in_order_and_as_they_were_sent(store: Store) -> None:
     second = Report("agent:main", "gpu0", None, 0, 0, "observed", "ok", data={"tenants": {"a": "loaded"}})
     await store.report(REPORT)
     await store.report(second)
@@ -40,7 +39,7 @@ async def test_reports_arrive_in_order_and_as_they_were_sent(store: RedisStore) 
     assert await store.inputs(after=inputs.last, block_ms=0) == Inputs(inputs.last, (), woken=False)
 
 
-async def test_from_now_on_leaves_out_what_was_said_before_and_loses_nothing_after(store: RedisStore) -> None:
+async def test_from_now_on_leaves_out_what_was_said_before_and_loses_nothing_after(store: Store) -> None:
     await store.report(REPORT)
     start = await store.inputs(after="$", block_ms=0)
     assert start.reports == ()
@@ -48,14 +47,14 @@ async def test_from_now_on_leaves_out_what_was_said_before_and_loses_nothing_aft
     assert (await store.inputs(after=start.last, block_ms=0)).woken
 
 
-async def test_from_now_on_works_before_anything_was_ever_said(store: RedisStore) -> None:
+async def test_from_now_on_works_before_anything_was_ever_said(store: Store) -> None:
     start = await store.inputs(after="$", block_ms=0)
     await store.report(REPORT)
     assert (await store.inputs(after=start.last, block_ms=0)).reports == (REPORT,)
 
 
 @pytest.mark.parametrize("what", ["enqueue", "cancel", "release", "wake"])
-async def test_the_coordinator_is_woken(store: RedisStore, what: str) -> None:
+async def test_the_coordinator_is_woken(store: Store, what: str) -> None:
     await ask(store, "a")
     await ask(store, "b")
     token = await grant(store, "a")
@@ -74,7 +73,7 @@ async def test_the_coordinator_is_woken(store: RedisStore, what: str) -> None:
     assert (await store.inputs(after=last, block_ms=0)).woken
 
 
-async def test_a_waiting_reader_is_answered_by_the_write_it_waits_for(store: RedisStore) -> None:
+async def test_a_waiting_reader_is_answered_by_the_write_it_waits_for(store: Store) -> None:
     async with asyncio.TaskGroup() as group:
         inputs = group.create_task(store.inputs(after="0", block_ms=60_000))
         commands = group.create_task(store.outbox("agent:main", after="0", block_ms=60_000))
@@ -87,15 +86,26 @@ async def test_a_waiting_reader_is_answered_by_the_write_it_waits_for(store: Red
     assert [event.subject for event in events.result()] == ["a"]
 
 
-async def test_a_reader_with_nothing_to_read_returns_empty_in_its_time(store: RedisStore) -> None:
+async def test_a_reader_with_nothing_to_read_returns_empty_in_its_time(store: Store) -> None:
     assert await store.outbox("agent:main", after="0", block_ms=20) == ()
     assert await store.events(after="$", limit=10, block_ms=20) == ()
     assert await store.inputs(after="0", block_ms=20) == Inputs("0", (), woken=False)
 
 
-async def test_events_are_read_in_pages(store: RedisStore) -> None:
+async def test_events_are_read_in_pages(store: Store) -> None:
     for number in range(5):
         await ask(store, f"a{number}")
     first = await store.events(after="0", limit=2, block_ms=0)
     rest = await store.events(after=first[-1].id, limit=10, block_ms=0)
     assert [event.subject for event in (*first, *rest)] == [f"a{number}" for number in range(5)]
+
+
+async def test_a_reader_that_is_cancelled_leaves_the_x(able: Store) -> None:
+    for _ in range(3):
+        reading = asyncio.create_task(able.events(after="0", limit=9, block_ms=60_000))
+        await able.position("a")
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+    await ask(able, "a")
+    assert len(await able.events(after="0", limit=9, block_ms=60_000)) == 1

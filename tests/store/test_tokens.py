@@ -7,26 +7,26 @@ from dataclasses import replace
 
 from swapper.core.commit import Commit, Committed, Conflict, LeaseChange
 from swapper.core.types import Card, LeaseState
-from swapper.store.redis import RedisStore
+from swapper.store.protocol import Store
 from tests.store.acts import NOW, QUEUED, ask, draw
 
 
-async def test_tokens_start_above_the_seconds_of_the_clock(store: RedisStore) -> None:
+async def test_tokens_start_above_the_seconds_of_the_clock(store: Store) -> None:
     assert await draw(store, NOW + 999) == (NOW // 1000 << 20) + 1
     assert await draw(store, NOW + 999) == (NOW // 1000 << 20) + 2
 
 
-async def test_tokens_rise_also_when_the_clock_goes_back(store: RedisStore) -> None:
+async def test_tokens_rise_also_when_the_clock_goes_back(store: Store) -> None:
     drawn = [await draw(store, now_ms) for now_ms in (NOW, NOW + 5_000, NOW - 5_000, 0)]
     assert drawn == sorted(set(drawn))
 
 
-async def test_callers_at_once_never_share_a_token(store: RedisStore) -> None:
+async def test_callers_at_once_never_share_a_token(store: Store) -> None:
     drawn = await asyncio.gather(*(draw(store, None) for _ in range(50)))
     assert len(set(drawn)) == 50
 
 
-async def test_a_token_that_is_not_above_every_other_is_refused_with_all_that_came_with_it(store: RedisStore) -> None:
+async def test_a_token_that_is_not_above_every_other_is_refused_with_all_that_came_with_it(store: Store) -> None:
     await ask(store, "a")
     token = await draw(store)
     change = LeaseChange("a", QUEUED, LeaseState.GRANTED, token=token)
@@ -38,7 +38,7 @@ async def test_a_token_that_is_not_above_every_other_is_refused_with_all_that_ca
     assert (await store.read(now_ms=NOW)).token == token + 2
 
 
-async def test_a_reported_mark_raises_the_counter_and_never_lowers_it(store: RedisStore) -> None:
+async def test_a_reported_mark_raises_the_counter_and_never_lowers_it(store: Store) -> None:
     mark = await draw(store) + 1_000
     await store.raise_token(mark)
     assert await draw(store) == mark + 1
@@ -46,7 +46,7 @@ async def test_a_reported_mark_raises_the_counter_and_never_lowers_it(store: Red
     assert await draw(store) == mark + 2
 
 
-async def test_tokens_that_no_double_can_hold_stay_exact(store: RedisStore) -> None:
+async def test_tokens_that_no_double_can_hold_stay_exact(store: Store) -> None:
     await store.raise_token(2**60 + 1)
     token = await draw(store)
     assert token == 2**60 + 2

@@ -118,10 +118,10 @@ async def test_a_server_that_hangs_is_store_down_within_the_call_timeout(
     await hasty.close()
 
 
-async def test_a_lost_library_is_loaded_again(store: RedisStore) -> None:
-    await ask(store, "a")
-    await store._do("FUNCTION", "DELETE", LIBRARY)  # pyright: ignore[reportPrivateUsage]
-    assert (await store.read(now_ms=NOW)).queued == 1
+async def test_a_lost_library_is_loaded_again(served: RedisStore) -> None:
+    await ask(served, "a")
+    await served._do("FUNCTION", "DELETE", LIBRARY)  # pyright: ignore[reportPrivateUsage]
+    assert (await served.read(now_ms=NOW)).queued == 1
 
 
 async def test_a_read_longer_than_the_call_timeout_is_no_timeout(
@@ -132,17 +132,6 @@ async def test_a_read_longer_than_the_call_timeout_is_no_timeout(
     hasty = await RedisStore.open(found.url)
     assert await hasty.events(after="0", limit=1, block_ms=400) == ()
     await hasty.close()
-
-
-async def test_a_reader_that_is_cancelled_leaves_the_connection_clean(real: RedisStore) -> None:
-    for _ in range(3):
-        reading = asyncio.create_task(real.events(after="0", limit=9, block_ms=60_000))
-        await real.position("a")
-        reading.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await reading
-    await ask(real, "a")
-    assert len(await real.events(after="0", limit=9, block_ms=60_000)) == 1
 
 
 async def test_two_prefixes_on_one_server_do_not_meet(lone: tuple[RedisStore, Embedded]) -> None:
