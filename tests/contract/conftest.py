@@ -1,8 +1,12 @@
-"""The real server and the ways to talk to it that the contract tests share."""
+"""The real server, the fake one, and the ways to talk to them that the contract tests share.
+
+What is asked of `world`, `bare_router` or `another` is asked of both; what holds for processes alone, of `real_talk`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +14,7 @@ import pytest
 
 from swapper.demo.models import make_models
 from tests.contract.talk import Talk
+from tests.support.fake_server import FakeServer, fake_processes
 from tests.support.router import RealRouter
 from workers.llama.router import LlamaRouter
 
@@ -19,18 +24,22 @@ MODELS = ("alpha", "beta", "gemma", "lfm")
 ONE_THREAD = {"threads": "1"}  # two would spin against whatever else runs here
 
 
+Router = RealRouter | FakeServer
+BOTH = ("real", "fake")
+
+
 @dataclass(frozen=True)
 class World:
     """The router most tests share, with every model unloaded at first, and its slot folder."""
 
-    router: RealRouter
+    router: Router
     slots: Path
 
 
 class OurLog:
     """The `Control` of a server that the tests started: its log is ours, its life is theirs."""
 
-    def __init__(self, router: RealRouter) -> None:
+    def __init__(self, router: Router) -> None:
         self.log_tail = router.log_tail
 
     async def ensure(self) -> None: ...
@@ -43,9 +52,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return make_models(tmp_path_factory.mktemp("models"), MODELS)
 
 
-@pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory, models: dict[str, Path]) -> Iterator[World]:
-    folder = tmp_path_factory.mktemp("router")
+def _kind(name: str) -> type[Router]:
+    return RealRouter if name == "real" else FakeServer
+
+
+@contextmanager
+def _world(name: str, tmp: pytest.TempPathFactory, models: dict[str, Path]) -> Generator[World]:
+    folder = tmp.mktemp(f"router-{name}")
     broken = folder / "broken.gguf"
     broken.write_bytes(models["alpha"].read_bytes()[:100_000])
     kinds = {
@@ -54,22 +67,65 @@ def world(tmp_path_factory: pytest.TempPathFactory, models: dict[str, Path]) -> 
         "sleepy": {"sleep-idle-seconds": "1"},
     }
     every = {**models, "broken": broken, **dict.fromkeys(kinds, models["alpha"])}
-    router = RealRouter(folder, every, ctx=8192, defaults=ONE_THREAD, overrides=kinds)
+    router = _kind(name)(folder, every, ctx=8192, defaults=ONE_THREAD, overrides=kinds)
     try:
         yield World(router.start(), router.slot_dir)
     finally:
         router.stop()
 
 
-@pytest.fixture(scope="session")
-def bare_router(tmp_path_factory: pytest.TempPathFactory, models: dict[str, Path]) -> Iterator[RealRouter]:
-    """A router without --slot-save-path and without --metrics."""
-    folder = tmp_path_factory.mktemp("bare")
-    router = RealRouter(folder, {"alpha": models["alpha"]}, ctx=8192, defaults=ONE_THREAD, bare=True)
+@contextmanager
+def _bare(name: str, tmp: pytest.TempPathFactory, models: dict[str, Path]) -> Generator[Router]:
+    router = _kind(name)(
+        tmp.mktemp(f"bare-{name}"), {"alpha": models["alpha"]}, ctx=8192, defaults=ONE_THREAD, bare=True
+    )
     try:
         yield router.start()
     finally:
         router.stop()
+
+
+@pytest.fixture(scope="session")
+def real_world(tmp_path_factory: pytest.TempPathFactory, models: dict[str, Path]) -> Iterator[World]:
+    with _world("real", tmp_path_factory, models) as world:
+        yield world
+
+
+@pytest.fixture(scope="session")
+def fake_world(tmp_path_factory: pytest.TempPathFactory, models: dict[str, Path]) -> Iterator[World]:
+    with _world("fake", tmp_path_factory, models) as world:
+        yield world
+
+
+@pytest.fixture(params=BOTH)
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    """The shared router: each test runs on the real one and on the fake."""
+    with fake_processes() if request.param == "fake" else nullcontext():
+        yield request.getfixturevalue(f"{request.param}_world")
+
+
+@pytest.fixture(scope="session")
+def real_bare(tmp_path_factory: pytest.TempPathFactory, models: dict[str, Path]) -> Iterator[Router]:
+    with _bare("real", tmp_path_factory, models) as router:
+        yield router
+
+
+@pytest.fixture(scope="session")
+def fake_bare(tmp_path_factory: pytest.TempPathFactory, models: dict[str, Path]) -> Iterator[Router]:
+    with _bare("fake", tmp_path_factory, models) as router:
+        yield router
+
+
+@pytest.fixture(params=BOTH)
+def bare_router(request: pytest.FixtureRequest) -> Router:
+    """A router without --slot-save-path and without --metrics."""
+    return request.getfixturevalue(f"{request.param}_bare")
+
+
+@pytest.fixture(params=BOTH)
+def another(request: pytest.FixtureRequest) -> type[Router]:
+    """For a test that starts a router of its own."""
+    return _kind(request.param)
 
 
 @pytest.fixture
@@ -79,7 +135,14 @@ async def talk(world: World) -> AsyncIterator[Talk]:
 
 
 @pytest.fixture
-async def bare(bare_router: RealRouter) -> AsyncIterator[Talk]:
+async def real_talk(real_world: World) -> AsyncIterator[Talk]:
+    """Of the real server alone: what is asked of processes."""
+    async with Talk(real_world.router.url) as talk:
+        yield talk
+
+
+@pytest.fixture
+async def bare(bare_router: Router) -> AsyncIterator[Talk]:
     async with Talk(bare_router.url) as talk:
         yield talk
 

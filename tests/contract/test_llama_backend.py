@@ -10,9 +10,8 @@ import pytest
 
 from swapper.errors import BackendError, BackendRefused
 from swapper.snapshots.manifest import MANIFEST_SUFFIX
-from tests.contract.conftest import World
+from tests.contract.conftest import Router, World
 from tests.contract.talk import Talk, until
-from tests.support.router import RealRouter
 from workers.backend import SaveArgs, Saved, SaveUnsupported, SlotUse, TenantState
 from workers.llama.http import RouterHttp
 from workers.llama.router import LlamaRouter
@@ -249,7 +248,7 @@ async def test_a_slot_folder_that_is_not_the_servers_is_named_beside_the_right_o
 
 
 async def test_a_server_without_a_slot_folder_cannot_save_and_says_so_as_such(
-    bare_router: RealRouter, tmp_path: Path
+    bare_router: Router, tmp_path: Path
 ) -> None:
     backend = LlamaRouter(bare_router.url, tenants={"l/alpha": "alpha"}, state_dir=tmp_path, slot_dir=tmp_path)
     await backend.load("l/alpha")
@@ -342,8 +341,10 @@ async def test_a_router_that_is_not_there_is_stopped(tmp_path: Path) -> None:
     await backend.close()
 
 
-async def test_a_load_waits_for_a_router_that_is_only_being_started(tmp_path: Path, models: dict[str, Path]) -> None:
-    router = RealRouter(tmp_path / "router", {"alpha": models["alpha"]}, defaults={"threads": "1"})
+async def test_a_load_waits_for_a_router_that_is_only_being_started(
+    another: type[Router], tmp_path: Path, models: dict[str, Path]
+) -> None:
+    router = another(tmp_path / "router", {"alpha": models["alpha"]}, defaults={"threads": "1"})
     backend = LlamaRouter(router.url, tenants={"l/alpha": "alpha"}, state_dir=tmp_path, slot_dir=router.slot_dir)
     try:
         load = asyncio.create_task(backend.load("l/alpha"))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.conftest import Router
 from tests.contract.talk import Json, Talk, until
-from tests.support.router import RealRouter
 from workers.llama.child import find_child
 
 
@@ -26,13 +26,13 @@ async def test_the_events_of_a_load_and_an_unload_come_in_order(talk: Talk) -> N
 
 
 async def test_a_running_model_names_the_port_of_its_child_and_the_child_is_gone_once_it_is_unloaded(
-    talk: Talk,
+    real_talk: Talk,
 ) -> None:
-    await talk.reload("alpha")
-    args = (await talk.model("alpha"))["status"]["args"]
+    await real_talk.reload("alpha")
+    args = (await real_talk.model("alpha"))["status"]["args"]
     child = find_child("alpha", args[args.index("--port") + 1])
     assert child is not None
-    await talk.unload("alpha")
+    await real_talk.unload("alpha")
     assert not child.alive()
 
 
@@ -96,10 +96,10 @@ async def test_an_unload_after_the_call_was_closed_is_clean(talk: Talk) -> None:
 
 
 def test_load_on_startup_and_no_models_limit_together_keep_the_router_from_starting(
-    tmp_path: Path, models: dict[str, Path]
+    another: type[Router], tmp_path: Path, models: dict[str, Path]
 ) -> None:
     eager = {"alpha": {"load-on-startup": "true"}}
-    router = RealRouter(tmp_path, {"alpha": models["alpha"]}, overrides=eager)
+    router = another(tmp_path, {"alpha": models["alpha"]}, overrides=eager)
     with pytest.raises(RuntimeError, match=r"models to load on startup \(1\) exceeds models_max \(0\)"):
         router.start()
     assert not router.alive
