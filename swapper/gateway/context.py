@@ -1,6 +1,6 @@
 """What the gateway's handlers are wired with: where models live, the limits, and the parts they share.
 
-Invariant: values only; the one thing that changes here is the count of buffered bytes.
+Invariant: values only; what changes here is the count of buffered bytes and what is known of the routers' children.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from swapper.gateway.child import Children
 
 if TYPE_CHECKING:
     import aiohttp
@@ -95,7 +97,9 @@ class GatewayContext:
     proofs: Proofs
     session: aiohttp.ClientSession
     budget: Budget = field(init=False)
+    children: Children = field(init=False)
 
     def __post_init__(self) -> None:
-        """One budget for all calls."""
+        """One budget for all calls, one memory of where they go."""
         self.budget = Budget(self.limits.body_budget)
+        self.children = Children(self.session)

@@ -218,16 +218,20 @@ class Exchange:
     # ---- one try
 
     async def _send(self) -> web.StreamResponse | Problem | _Again:
+        tenant, children = self._target.tenant, self._ctx.children
+        child = await children.locate(self._target, self._ctx.admission.gate(tenant).epoch)
         try:
             upstream = await self._ctx.session.post(
-                self._url(),
+                self._url(child),
                 data=io.BytesIO(self._held.body),
                 headers=self._request_headers(),
                 allow_redirects=False,
             )
         except aiohttp.ClientConnectorError as error:
+            children.forget(tenant)
             return _Again(str(error))
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            children.forget(tenant)
             return _Again(_words(error), died=not isinstance(error, aiohttp.ServerTimeoutError))
         try:
             return await self._receive(upstream)
@@ -322,10 +326,10 @@ class Exchange:
 
     # ---- heads
 
-    def _url(self) -> URL:
-        url = URL(self._target.url + self._request.path)
+    def _url(self, child: str | None) -> URL:
+        url = URL((child or self._target.url) + self._request.path)
         query = [(key, value) for key, value in self._request.query.items() if key not in ("autoload", "model")]
-        if self._target.router:
+        if self._target.router and child is None:
             query.append(("autoload", "false"))
         return url.with_query(query)
 

@@ -62,6 +62,20 @@ class Upstream:
         self.slots: list[dict[str, object]] = []
         self.slot_queries: list[Mapping[str, str]] = []
         self.url = ""
+        self.child: tuple[str, str] | None = None
+        self.looks: list[Seen] = []
+
+    async def get_models(self, request: web.Request) -> web.StreamResponse:
+        """A router's listing once `child` is (port, what it says it is)."""
+        self.looks.append(Seen(request.path, dict(request.query), dict(request.headers), b""))
+        if self.child is None:
+            raise web.HTTPNotFound
+        status = {"value": "loaded", "args": ["llama-server", "--port", "1", "--port", self.child[0]]}
+        return web.json_response({"data": [{"id": "alpha", "aliases": ["alpha"], "status": status}]})
+
+    async def get_props(self, request: web.Request) -> web.StreamResponse:
+        self.looks.append(Seen(request.path, dict(request.query), dict(request.headers), b""))
+        return web.json_response({"model_alias": "" if self.child is None else self.child[1]})
 
     async def post(self, request: web.Request) -> web.StreamResponse:
         seen = Seen(request.path, dict(request.query), dict(request.headers), await request.read())
@@ -323,6 +337,17 @@ async def _listen(app: web.Application) -> tuple[web.AppRunner, str]:
     return runner, f"http://127.0.0.1:{port}"
 
 
+async def listen_as(upstream: Upstream) -> web.AppRunner:
+    """Put a scripted server on a port; whoever does cleans the runner up."""
+    app = web.Application(client_max_size=1 << 30)
+    app.router.add_get("/slots", upstream.get_slots)
+    app.router.add_get("/models", upstream.get_models)
+    app.router.add_get("/props", upstream.get_props)
+    app.router.add_post("/{path:.*}", upstream.post)
+    runner, upstream.url = await _listen(app)
+    return runner
+
+
 @asynccontextmanager
 async def serve(
     *,
@@ -335,10 +360,7 @@ async def serve(
     """Start upstream, member and gateway; `opened`: the gate is open from the start."""
     upstream, link = Upstream(), FakeLink()
     link.gates[ALPHA] = Gate(1, open=opened)
-    app = web.Application(client_max_size=1 << 30)
-    app.router.add_get("/slots", upstream.get_slots)
-    app.router.add_post("/{path:.*}", upstream.post)
-    upstream_runner, upstream.url = await _listen(app)
+    upstream_runner = await listen_as(upstream)
     admission = Admission("g1", clock=_loop_ms, max_waiting=max_waiting, concurrency=concurrency)
     member = Member(link, admission)
     session = open_session()
