@@ -94,6 +94,7 @@ class Children:
         return url if props.model_alias == model.id else None
 
     async def _read(self, url: str, headers: dict[str, str]) -> bytes:
+        headers = {**headers, "Connection": "close"}
         async with self._session.get(url, headers=headers, allow_redirects=False) as answer:
             answer.raise_for_status()
             return await answer.read()

@@ -224,7 +224,7 @@ class Exchange:
             upstream = await self._ctx.session.post(
                 self._url(child),
                 data=io.BytesIO(self._held.body),
-                headers=self._request_headers(),
+                headers=self._request_headers(child),
                 allow_redirects=False,
             )
         except aiohttp.ClientConnectorError as error:
@@ -333,7 +333,7 @@ class Exchange:
             query.append(("autoload", "false"))
         return url.with_query(query)
 
-    def _request_headers(self) -> CIMultiDict[str]:
+    def _request_headers(self, child: str | None) -> CIMultiDict[str]:
         named = {name.strip().lower() for name in self._request.headers.get("Connection", "").split(",")}
         headers = CIMultiDict[str]()
         for key, value in self._request.headers.items():
@@ -341,6 +341,8 @@ class Exchange:
             if lower not in NOT_FORWARDED and lower not in named and not lower.startswith("x-swapper-"):
                 headers.add(key, value)
         headers["Accept-Encoding"] = "identity"
+        if child is not None:  # an idle connection keeps one of its threads for 5 s, and there are only some dozens
+            headers["Connection"] = "close"
         headers.update(self._target.auth())
         return headers
 

@@ -31,6 +31,7 @@ async def test_calls_go_straight_to_the_child_which_is_looked_for_once(body: dic
         for _ in range(3):
             assert (await gateway.call(body)).status == 200
         assert [(seen.path, seen.query) for seen in child.seen] == [("/v1/chat/completions", {})] * 3
+        assert {seen.headers.get("Connection") for seen in [*child.seen, *child.looks]} == {"close"}
         assert gateway.upstream.seen == []
         assert [look.path for look in gateway.upstream.looks] == ["/models"]
         (look,) = child.looks
