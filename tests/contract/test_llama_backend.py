@@ -280,7 +280,7 @@ async def test_a_release_with_a_call_in_flight_ends_at_its_limit_and_is_no_failu
     backend: LlamaRouter, talk: Talk
 ) -> None:
     await fresh_load(backend, "alpha")
-    async with talk.streaming("alpha", 4000):
+    async with talk.streaming("alpha", 4000), asyncio.timeout(5):  # the server's own limit is 10 s
         await backend.release("llama/alpha", limit_ms=100)
     assert (await backend.observe())["llama/alpha"] is TenantState.UNLOADED
 

@@ -112,6 +112,16 @@ async def test_a_restored_conversation_is_reused_to_its_last_token(talk: Talk) -
     assert following["id_slot"] == 1
 
 
+async def test_a_call_without_a_slot_goes_to_the_one_most_like_it_even_if_another_is_empty(talk: Talk) -> None:
+    await talk.reload("alpha")
+    first = await talk.say("alpha", "abcdefgh", n=1)
+    assert (await talk.say("alpha", "abcdefgh!", n=1))["id_slot"] == first["id_slot"]
+    other = 1 - first["id_slot"]
+    await talk.say("alpha", "abcdefgh and so on", slot=other, n=1)
+    assert (await talk.say("alpha", "abcdefgh and so forth", n=1))["id_slot"] == other
+    assert (await talk.say("alpha", "abcdefgh!", n=1))["id_slot"] == first["id_slot"]
+
+
 @pytest.mark.parametrize("model", ["gemma", "lfm"])
 async def test_sliding_windows_and_hybrids_restore_with_success_and_reuse_nothing(talk: Talk, model: str) -> None:
     await talk.reload(model)

@@ -14,7 +14,7 @@ from tests.support.fake_child import Pace
 from tests.support.fake_faults import Fault, Kind, Verb
 from tests.support.fake_router import FakeRouter
 from tests.support.fake_slots import Attention, FakeModel
-from tests.support.fake_wire import LOST, Answer, Dropped, Json, NobodyThere, Stream
+from tests.support.fake_wire import LOST, NO_CONNECTION, Answer, Dropped, Json, NobodyThere, Stream
 from tests.support.virtual_time import virtual
 
 ALPHA, BETA = FakeModel("alpha", aliases=("first",)), FakeModel("beta")
@@ -316,6 +316,13 @@ async def test_with_a_limit_the_idle_one_gives_way_and_the_busy_one_does_not(tmp
 async def test_what_loads_on_startup_is_there_without_being_asked_for(tmp_path: Path) -> None:
     async with running(tmp_path, FakeModel("alpha", load_on_startup=True), models_max=1) as router:
         await until(await events(router), "alpha", "loaded")
+
+
+@virtual
+async def test_a_model_that_still_loads_cannot_be_reached(tmp_path: Path) -> None:
+    async with running(tmp_path) as router:
+        await post(router, "/models/load", model="alpha")
+        assert (await get(router, "/slots", model="alpha")).body == NO_CONNECTION.encode()
 
 
 @virtual
