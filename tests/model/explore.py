@@ -1,0 +1,241 @@
+"""Breadth first through every order of moves: the first broken promise found is one with the shortest story.
+
+Two coordinators, unaware of each other: the first always acts on what the store says now, the second on what it read
+at any earlier moment. Commands and answers are taken late, twice and in any order; the coordinators crash and forget
+what they were told; a lease expires, a load fails and a server dies whenever they like, as often as the budget lets
+them. A state in which nothing can happen any more must be at rest: every lease ended with a reason, the default
+residents loaded and served.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from swapper.core import machine, plan, turn
+from swapper.core.commit import Commit
+from swapper.core.spec import Spec
+from swapper.core.types import Card, LeaseState, Report, World
+from swapper.store import codec
+from tests.model.parts import (
+    CARD,
+    GATEWAY,
+    Broken,
+    Budget,
+    Rules,
+    State,
+    agent,
+    awaited,
+    carried_out,
+    end,
+    gateway,
+    holders,
+    pending,
+    write,
+)
+
+Move = tuple[str, State]
+
+
+@dataclass(frozen=True, slots=True)
+class Explored:
+    """`story` is empty when every state kept its promises; else the moves to `broken`, in order."""
+
+    states: int
+    ends: int
+    broken: str | None = None
+    story: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"{number:3}. {move}" for number, move in enumerate(self.story, 1)]
+        return "\n".join([f"{self.states} states, {self.ends} ends; {self.broken or 'nothing broken'}", *lines])
+
+
+def explore(start: State, spec: Spec, rules: Rules | None = None, *, limit: int = 1_000_000) -> Explored:
+    """Every state within the budget, or the first broken promise."""
+    model = _Model(spec, rules or Rules(), start.budget)
+    came_from: dict[bytes, tuple[bytes, str] | None] = {_key(start): None}
+    queue, ends = deque([start]), 0
+    while queue:
+        state = queue.popleft()
+        key = _key(state)
+        going = False
+        try:
+            for name, following in model.moves(state):
+                going = going or not name.startswith("!")
+                found = _key(following)
+                if found not in came_from:
+                    came_from[found] = (key, name)
+                    queue.append(following)
+            if not going:
+                ends += 1
+                model.at_rest(state)
+        except Broken as broken:
+            story = (*_story(came_from, key), *model.doing)
+            return Explored(len(came_from), ends, str(broken), story)
+        assert len(came_from) < limit, f"more than {limit} states; make the budget smaller"
+    return Explored(len(came_from), ends)
+
+
+def _story(came_from: dict[bytes, tuple[bytes, str] | None], key: bytes) -> Sequence[str]:
+    moves: list[str] = []
+    while (step := came_from[key]) is not None:
+        key, name = step
+        moves.append(name)
+    return moves[::-1]
+
+
+def _key(state: State) -> bytes:
+    """What tells states apart. Versions count only as far as the second coordinator's view is the newest or not, and
+    answers only where somebody waits for them (the others are still taken, by the state that was found first).
+    """
+    views = [state.world] if state.view is None else [state.world, state.view]
+    awaited_now = {identity for world in views for identity in awaited(world)}
+    newest = state.view is None or _version(state.view) == _version(state.world)
+    told = sorted(codec.encode(r) for r in state.said if (r.executor, r.token, r.n) in awaited_now)
+    sent = sorted((c.token, c.n, c.executor) for c in state.sent)
+    marks = sorted((lane or "", pair) for lane, pair in state.marks.items())
+    ended = sorted((name, lease.state) for name, lease in state.ended.items())
+    rest = (state.budget, sorted(state.loaded), state.gate, state.in_flight, sorted(state.alive), _sight(state), ended)
+    return repr(([codec.encode(_unversioned(world)) for world in views], newest, told, sent, marks, rest)).encode()
+
+
+def _sight(state: State) -> object:
+    loaded, alive, marks = state.sight
+    return sorted(loaded), alive, marks
+
+
+def _unversioned(world: World) -> World:
+    return replace(world, cards={name: replace(card, version=0) for name, card in world.cards.items()})
+
+
+def _version(world: World) -> int:
+    return world.cards[CARD].version
+
+
+class _Model:
+    """The moves out of a state. A name that begins with `!` is a mishap: it need not happen."""
+
+    def __init__(self, spec: Spec, rules: Rules, budget: Budget) -> None:
+        self._spec = spec
+        self._budget = budget
+        self._rules = rules
+        self.doing: tuple[str, ...] = ()
+
+    def moves(self, state: State) -> Iterator[Move]:
+        """Every state that may follow, except those that are the same."""
+        for source in (self._coordinators, self._executors, self._clients, self._mishaps):
+            for name, following in source(state):
+                if following is not None and following != state:
+                    yield name, following
+        self.doing = ()
+
+    def at_rest(self, state: State) -> None:
+        """Nothing can happen any more: then all must be as declared; after a mishap a proof may wait for its limit."""
+        mishap = (state.budget.failures, state.budget.deaths) != (self._budget.failures, self._budget.deaths)
+        if mishap and any(c.verb == "vacate" and holders(state, c) for c in pending(state.world)):
+            return
+        card = state.world.cards[CARD]
+        defaults = frozenset(t.id for t in self._spec.tenants.values() if t.default)
+        if state.world.leases:
+            raise Broken(f"nothing moves, and {', '.join(state.world.leases)} did not end (N1)")
+        if (
+            card.swap is not None
+            or frozenset(card.residents) != defaults
+            or state.loaded != defaults
+            or not state.gate[1]
+        ):
+            raise Broken(f"nothing moves, and the card is not as declared: {card}, loaded {set(state.loaded)} (N2)")
+
+    def _tried(self, name: str) -> str:
+        self.doing = (name,)
+        return name
+
+    def _coordinators(self, state: State) -> Iterator[tuple[str, State | None]]:
+        for report in (None, *self._news(state)):
+            words = f"takes {_words(report)}" if report else "looks at what is due"
+            name = self._tried(f"coordinator {words}")
+            commit = self._decide(state, state.world, report)
+            yield name, commit and write(state, commit, self._rules)
+            if state.view is not None and state.view is not state.world:
+                name = self._tried(f"the other coordinator, on an old view, {words}")
+                commit = self._decide(state, state.view, report)
+                yield name, replace(write(state, commit, self._rules) or state, view=None) if commit else None
+        if state.view is None and (spent := state.spend("looks")):
+            yield "!the other coordinator reads the store", replace(spent, view=state.world)
+
+    def _news(self, state: State) -> list[Report]:
+        """The answers that somebody waits for; each of the others, late or twice, must change nothing."""
+        news: list[Report] = []
+        for report in state.said:
+            views = [state.world] if state.view is None else [state.world, state.view]
+            if any((report.executor, report.token, report.n) in awaited(view) for view in views):
+                news.append(report)
+            elif machine.on_report(state.world, self._spec, report) is not None:
+                raise Broken(f"{_words(report)} was taken though nobody waits for it")
+        return news
+
+    def _decide(self, state: State, world: World, report: Report | None) -> Commit | None:
+        loaded, alive, marks = state.sight
+        states = {t: "loaded" if t in loaded else "unloaded" for t in self._spec.tenants}
+        used = plan.needs(self._spec, loaded)
+        free = {CARD: 0 if alive else self._spec.cards[CARD].total_mib - used}
+        sight = turn.Sight({"main"}, states, free, {CARD: marks})
+        answers = (report,) if report else ()
+        return turn.decide(world, self._spec, sight, answers, lambda: f"sw_{world.next_token}")
+
+    def _executors(self, state: State) -> Iterator[tuple[str, State | None]]:
+        for command in state.sent:
+            what = f"{command.verb} {command.token % 1000}.{command.n}"
+            if command.executor == GATEWAY:
+                yield self._tried(f"gateway obeys {what}"), gateway(state, command)
+                continue
+            yield self._tried(f"agent carries out {what}"), agent(state, command, self._rules)
+            spent = state.spend("failures")
+            if spent and command.verb in ("load", "release", "drain", "vacate"):
+                yield self._tried(f"!agent fails at {what}"), agent(spent, command, self._rules, fails=True)
+        seen = (state.loaded, bool(state.alive), carried_out(state))
+        yield self._tried("agent tells what it sees"), replace(state, sight=seen)
+        if state.in_flight:
+            yield self._tried("the call is answered"), replace(state, in_flight=0)
+
+    def _clients(self, state: State) -> Iterator[tuple[str, State | None]]:
+        for name, lease in state.world.leases.items():
+            if lease.state is LeaseState.GRANTED:
+                gone = replace(state, alive=state.alive - {name})
+                yield f"the holder of {name} exits and releases it", end(gone, lease)
+                if spent := state.spend("deaths"):
+                    yield f"!{name} is released, and its holder stays", end(spent, lease)
+            elif spent := state.spend("deaths"):
+                yield f"!{name} is cancelled", end(spent, lease)
+        for name in state.alive - state.world.leases.keys():
+            yield f"the holder of {name} exits", replace(state, alive=state.alive - {name})
+
+    def _mishaps(self, state: State) -> Iterator[tuple[str, State | None]]:
+        world = state.world
+        for name, lease in world.leases.items():
+            if lease.state is LeaseState.GRANTED and (spent := state.spend("expiries")):
+                late = replace(lease, expires_ms=world.now_ms)
+                yield f"!{name} expires", replace(spent, world=replace(world, leases={**world.leases, name: late}))
+        if spent := state.spend("crashes"):
+            crashed = replace(spent, said=(), view=None)
+            commit = machine.resume(world, self._spec, world.cards[CARD])
+            yield "!the coordinators crash and resume", (commit and write(crashed, commit, self._rules)) or crashed
+        if state.gate[1] and state.loaded and not state.in_flight and (spent := state.spend("calls")):
+            yield "!a call begins", replace(spent, in_flight=1)
+        if state.loaded and not state.in_flight and (spent := state.spend("deaths")):
+            yield "!the server dies", replace(spent, loaded=frozenset())
+        if (rested := _rested(world)) != world:
+            yield "a rest is over", replace(state, world=rested)
+
+
+def _words(report: Report) -> str:
+    return f"the answer of {report.executor.partition(':')[0]} to {report.verb} {report.token % 1000}.{report.n}"
+
+
+def _rested(world: World) -> World:
+    card: Card = world.cards[CARD]
+    fault = card.fault and replace(card.fault, retry_ms=min(card.fault.retry_ms, world.now_ms))
+    failed = {t: replace(f, retry_ms=min(f.retry_ms, world.now_ms)) for t, f in card.failed.items()}
+    return replace(world, cards={CARD: replace(card, fault=fault, failed=failed)})
