@@ -9,7 +9,6 @@ pending again.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
@@ -31,6 +30,8 @@ LOOK_MS = 1_000
 GAP_MS = 5_000
 """Longer than this between two turns (we look every second) and our service had a gap: we were stopped or starved."""
 RETRIES = 20
+CONFLICT_S = 0.002
+"""A pause before each further try, growing by this: whoever was faster gets done."""
 BACKOFF_S = 0.5
 
 
@@ -109,6 +110,8 @@ class Coordinator:
             if report.outcome == "refused":  # it sends again what is pending: nothing answered must be among that
                 await self._settle(answers)
             await self._hear(report)
+            if not self._caught_up:
+                return  # given up: what was not taken is sent again, and answered again
         await self._settle(answers)
 
     async def _patience(self) -> int:
@@ -122,7 +125,7 @@ class Coordinator:
 
         Everything else that changes the store wakes us, save heartbeats, and an expiry is checked by the store itself.
         """
-        elapsed_ms = int((time.monotonic() - self._read_at) * 1000)
+        elapsed_ms = int((asyncio.get_running_loop().time() - self._read_at) * 1000)
         if self._world is None or inputs.woken or not inputs.reports or elapsed_ms > LOOK_MS:
             self._world = None
         else:
@@ -132,7 +135,7 @@ class Coordinator:
         """The store's view: what we commit is applied to it, and after a conflict it is read again."""
         if self._world is None:
             self._world = await self._store.read()
-            self._read_at, self._read_ms = time.monotonic(), self._world.now_ms
+            self._read_at, self._read_ms = asyncio.get_running_loop().time(), self._world.now_ms
         return self._world
 
     async def _hear(self, report: Report) -> None:
@@ -165,7 +168,7 @@ class Coordinator:
         marks = cast("Mapping[str, tuple[int, int]]", report.data.get("marks", {}))
         self.seen.marks.update({card: (token, n) for card, (token, n) in marks.items()})
         if report.executor.removeprefix("agent:") not in self.seen.hosts:
-            await self._meet(report.executor, max((token for token, _ in marks.values()), default=0))
+            await self._meet(report.executor, cast("int", report.data.get("mark", 0)))
 
     async def _proof(self, report: Report) -> None:
         swap = await self._store.swap(str(report.data.get("swap")))
@@ -215,7 +218,9 @@ class Coordinator:
 
     async def _decide(self, decide: Callable[[World], Commit | None]) -> bool:
         """Read, decide, commit; on a conflict again. True when something was written."""
-        for _ in range(RETRIES):
+        for attempt in range(RETRIES):
+            if attempt:
+                await asyncio.sleep(attempt * CONFLICT_S)
             world = await self._look()
             commit = decide(world)
             if commit is None:

@@ -116,17 +116,13 @@ class Agent:
     async def _next_commands(self) -> Sequence[Stored]:
         try:
             if self._must_greet:
-                await self._link.report(self._hello())
+                await self._link.report(self._news("hello", {}))
                 self._must_greet = False
                 self._greeted.set()
             return await self._link.outbox(self.executor, after=self._after, block_ms=BLOCK_MS)
         except StoreDown:
             self._must_greet = True
             raise
-
-    def _hello(self) -> Report:
-        """Tells the highest token: a store that was rolled back must not give it out again."""
-        return self._news("hello", {"mark": self._marks.highest_token})
 
     async def _watch_on(self) -> None:
         await self._greeted.wait()
@@ -136,6 +132,8 @@ class Agent:
         await self._deliver(self._news("observed", seen))
 
     def _news(self, verb: str, data: Mapping[str, object]) -> Report:
+        """The highest token begun here goes along: a store that was rolled back must not give it out again."""
+        data = {**data, "mark": self._marks.highest_token}
         return Report(self.executor, card="", tenant=None, token=0, n=0, verb=verb, outcome="ok", data=data)
 
     async def _deliver(self, *reports: Report) -> None:
@@ -178,8 +176,10 @@ class Agent:
 
     async def settle(self, stored: Stored, report: Report) -> None:
         """Deliver the answer, then move the place in the outbox up to the first entry still unanswered."""
-        await supervised(f"report {report.verb}", self._answer(report))
-        self._unanswered[stored.id] = False
+        delivered = await supervised(f"report {report.verb}", self._answer(report))
+        if isinstance(delivered, Crash):  # what it was to go with cannot be told; the answer can
+            delivered = await supervised(f"report {report.verb} alone", self._deliver(report))
+        self._unanswered[stored.id] = isinstance(delivered, Crash)
         reached = None
         while self._unanswered and not (waiting := next(iter(self._unanswered.items())))[1]:
             reached = waiting[0]

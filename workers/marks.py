@@ -131,12 +131,15 @@ class Marks:
             return max((record.mark[0] for record in self._lanes.values()), default=0)
 
     def carried_out(self, card: str) -> Pair:
-        """The newest (token, n) up to which every command begun on the card was answered; (0, 0) for none."""
+        """The newest (token, n) up to which every command of that token begun on the card was answered, else (0, 0).
+
+        One of an earlier token that is still open belongs to a swap that is over: nobody waits for what it does.
+        """
         with self._guard:
             lanes = [record for (on, _), record in self._lanes.items() if on == card]
-            newest = max((record.mark for record in lanes), default=(0, 0))
-            token, n = min((pair for record in lanes for pair in record.open), default=(newest[0], newest[1] + 1))
-            return (token, n - 1)
+            token, n = max((record.mark for record in lanes), default=(0, 0))
+            unanswered = (m for record in lanes for of, m in record.open if of == token)
+            return (token, min(unanswered, default=n + 1) - 1)
 
     @property
     def outbox(self) -> str | None:

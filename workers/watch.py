@@ -70,6 +70,8 @@ class Watch:
         self._mark = mark
         self._report = report
         self._servers = {server: _Seen(backend, sight.cards_of(server)) for server, backend in backends.items()}
+        for seen in self._servers.values():
+            seen.marks = dict.fromkeys(seen.cards, (0, 0))  # not looked at yet: older than every command
         self._telling = asyncio.Lock()
         self._told: Picture = {}
         self._told_at = 0.0

@@ -12,6 +12,14 @@ from dataclasses import dataclass, field, replace
 
 from swapper.core.types import Card, Command, Conversation, Gate, LeaseState, Swap
 
+_GIVEN_UP = frozenset({LeaseState.CANCELLED, LeaseState.EXPIRED, LeaseState.FAILED})
+LIFE: Mapping[LeaseState, frozenset[LeaseState]] = {
+    LeaseState.QUEUED: _GIVEN_UP | {LeaseState.PREPARING, LeaseState.GRANTED},
+    LeaseState.PREPARING: _GIVEN_UP | {LeaseState.QUEUED, LeaseState.GRANTED},
+    LeaseState.GRANTED: frozenset({LeaseState.RELEASED, LeaseState.EXPIRED, LeaseState.REVOKED}),
+}
+"""What may follow a state; one that is absent is final. The store refuses everything else (library.lua has it too)."""
+
 
 @dataclass(frozen=True, slots=True)
 class LeaseChange:
@@ -64,7 +72,10 @@ class Commit:
     tokens: tuple[int, ...] = ()
 
     def then(self, later: Commit) -> Commit | None:
-        """Both as one write, `later` decided on what this one leaves; None where a lease would change twice."""
+        """Both as one write, `later` decided on what this one leaves; None where a lease would change twice.
+
+        Of a card, swap or gate that both name only the later image is written, and told of in the log.
+        """
         if {change.id for change in self.leases} & {change.id for change in later.leases}:
             return None
         read_at = {card.name: card.version for card in self.cards}

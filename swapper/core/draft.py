@@ -13,6 +13,9 @@ from swapper.core.commit import Alert, Commit, LeaseChange
 from swapper.core.spec import Spec
 from swapper.core.types import Card, Command, Conversation, Gate, Step, StepOutcome, StepRecord, Swap, World
 
+_SEEN = frozenset({str(Step.RELEASE), str(Step.VACATE), str(Step.LOAD)})
+"""Orders that change what an agent sees, or what its readings count."""
+
 
 @dataclass(slots=True)
 class Draft:
@@ -76,7 +79,7 @@ class Draft:
         command = Command(executor, self.card.name, tenant, swap.token, swap.next_n, verb, dict(args or {}))
         self.commands.append(command)
         self.update(next_n=swap.next_n + 1, pending=(*swap.pending, command))
-        if executor.startswith("agent:"):
+        if executor.startswith("agent:") and verb in _SEEN:
             self.card = replace(self.card, ordered=(swap.token, command.n))
 
     def tell_gateways(self, verb: str, tenant: str, args: Mapping[str, object]) -> None:

@@ -237,7 +237,7 @@ def _drain_limit(world: World, spec: Spec, card: Card) -> Commit | None:
 
 
 def on_hello(world: World, spec: Spec, host: str, mark: int) -> Commit | None:
-    """An agent started that knows no token above `mark`; what it lost of our orders it will never carry out."""
+    """An agent is there that knows no token above `mark`; what it lost of our orders it will never carry out."""
     cards = tuple(
         replace(card, ordered=(mark, 0))
         for card in world.cards.values()

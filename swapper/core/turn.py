@@ -17,6 +17,9 @@ from swapper.core.commit import Commit
 from swapper.core.spec import Spec
 from swapper.core.types import Card, Report, World
 
+AT_ONCE = 100
+"""So many decisions on one card are joined at most: what is still due then is due in the next turn."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sight:
@@ -48,9 +51,11 @@ def decide(
     if not fold.add(machine.overdue_in_queue(fold.world, spec)):
         return fold.commit
     for name in spec.cards:
-        while (due := fold.due(name)) is not None:
-            if not fold.add(due):
+        for _ in range(AT_ONCE):
+            if not fold.add(due := fold.due(name)):
                 return fold.commit
+            if due is None:
+                break
         if not fold.add(fold.start(name)):
             return fold.commit
     return fold.commit

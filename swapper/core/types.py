@@ -319,7 +319,7 @@ class Card:
     `residents` are tenant ids that serve here (their gate opens at the end of the swap that brings them).
     `return_to` are the residents it had before it left serving, None when there is nothing to go back to, and
     `return_lease` the lease that displaced them. `failed` names the tenants that could not be loaded. `ordered` is the
-    newest command to an agent, (token, n): what an agent saw before it had carried that out is old.
+    newest (token, n) at an agent that changes what is seen: what was seen before it was carried out is old.
     """
 
     name: str

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
+from typing import cast
 
 import msgspec
 
@@ -29,8 +31,24 @@ _LEASE = msgspec.json.Decoder(Lease, strict=False)
 
 
 def encode(value: object) -> str:
-    """One of the frozen dataclasses, or a tuple of them, as JSON text."""
-    return _ENCODER.encode(value).decode()
+    """One of the frozen dataclasses, or a tuple of them, as JSON text; what UTF-8 cannot say becomes `?`."""
+    try:
+        return _ENCODER.encode(value).decode()
+    except UnicodeEncodeError:
+        return _ENCODER.encode(_sayable(msgspec.to_builtins(value))).decode()
+
+
+def _sayable(value: object) -> object:
+    """A process may have any bytes for its name, and a file too: such a text must not keep the rest from being told."""
+    match value:
+        case str():
+            return value.encode(errors="replace").decode()
+        case dict():
+            return {_sayable(key): _sayable(one) for key, one in cast("dict[object, object]", value).items()}
+        case list() | tuple():
+            return [_sayable(one) for one in cast("list[object]", value)]
+        case _:
+            return value
 
 
 def image(head: Mapping[str, str], value: object) -> str:
@@ -203,14 +221,16 @@ def _once(kind: str, names: Iterable[str]) -> None:
 
 
 def check(value: Commit) -> None:
-    """Raise ValueError when a commit names a thing twice."""
+    """Raise ValueError when a commit names a thing twice, or its tokens do not rise."""
     _once("card", (card.name for card in value.cards))
     _once("lease", (change.id for change in value.leases))
     _once("swap", (swap.id for swap in value.swaps))
+    if any(later <= token for token, later in pairwise(value.tokens)):
+        raise ValueError(f"a commit gives out tokens that do not rise: {value.tokens}")
 
 
 def commit(value: Commit) -> str:
-    """The one argument of the library's `commit`. Raises ValueError when it names a thing twice."""
+    """The one argument of the library's `commit`. Raises what `check` raises."""
     check(value)
     return encode(
         {

@@ -11,19 +11,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from swapper.core.commit import LeaseChange
+from swapper.core.commit import LIFE, LeaseChange
 from swapper.core.types import ACTIVE, Lease, LeaseState
 from swapper.store import codec
 from swapper.store.protocol import LeaseFilter, LeasePage
 
 FINALS, HEADS, AHEAD, DEADLINES = 10_000, 256, 4096, 1000
 _WAITING = (LeaseState.QUEUED, LeaseState.PREPARING)
-_ENDS = {LeaseState.CANCELLED, LeaseState.EXPIRED, LeaseState.FAILED}
-_LIFE = {
-    LeaseState.QUEUED: {LeaseState.PREPARING, LeaseState.GRANTED} | _ENDS,
-    LeaseState.PREPARING: {LeaseState.QUEUED, LeaseState.GRANTED} | _ENDS,
-    LeaseState.GRANTED: {LeaseState.RELEASED, LeaseState.EXPIRED, LeaseState.REVOKED},
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +132,7 @@ def refused(lease: Lease | None, change: LeaseChange, now_ms: int) -> bool:
         return True
     if change.state in (None, lease.state):
         return False
-    if change.state not in _LIFE.get(lease.state, ()):
+    if change.state not in LIFE.get(lease.state, ()):
         raise ValueError(f"lease {lease.id} cannot go from {lease.state} to {change.state}")
     if change.state is LeaseState.GRANTED and change.token is None and lease.token is None:
         raise ValueError(f"lease {lease.id} cannot be granted without a token")

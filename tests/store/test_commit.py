@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from swapper.core.commit import Alert, Commit, Committed, Conflict, LeaseChange
+from swapper.core.commit import LIFE, Alert, Commit, Committed, Conflict, LeaseChange
 from swapper.core.types import (
     Card,
     Command,
@@ -134,6 +134,38 @@ async def test_a_commit_that_names_a_thing_twice_is_refused(store: Store) -> Non
     for twice in (Commit(cards=(Card("c"), Card("c"))), Commit(leases=(change, change)), Commit(swaps=(SWAP, SWAP))):
         with pytest.raises(ValueError, match="twice"):
             await store.commit(twice, now_ms=NOW)
+
+
+@pytest.mark.parametrize("before", sorted(LIFE))
+async def test_a_lease_takes_the_steps_of_its_life_and_no_others(store: Store, before: LeaseState) -> None:
+    for after in LeaseState:
+        name = f"{before}-{after}"
+        await ask(store, name)
+        token = await draw(store)
+        for state_ in dict.fromkeys((LeaseState.QUEUED, before)):
+            change = LeaseChange(name, frozenset(LeaseState), state_, token=token)
+            assert await store.commit(Commit(leases=(change,)), now_ms=NOW) == Committed()
+        step = store.commit(Commit(leases=(LeaseChange(name, frozenset({before}), after, reason="so"),)), now_ms=NOW)
+        if after is before or after in LIFE[before]:
+            assert await step == Committed()
+            assert await state(store, name) is after
+        else:
+            with pytest.raises(ValueError, match=f"cannot go from {before} to {after}"):
+                await step
+
+
+async def test_a_commit_whose_tokens_do_not_rise_is_refused(store: Store) -> None:
+    before = (await store.read(now_ms=NOW)).next_token
+    for tokens in ((before + 4, before), (before, before)):
+        with pytest.raises(ValueError, match="do not rise"):
+            await store.commit(Commit(tokens=tokens), now_ms=NOW)
+    assert (await store.read(now_ms=NOW)).next_token == before
+
+
+async def test_a_text_that_utf_8_cannot_say_is_told_with_a_mark_in_its_place(store: Store) -> None:
+    await store.commit(Commit(alerts=(Alert("gpu0", "held by r\udcfcbe", {"names": ["\udcff"]}),)), now_ms=NOW)
+    (event,) = await store.events(after="0", limit=9, block_ms=0)
+    assert "held by r?be" in event.data
 
 
 async def test_a_gates_epoch_only_rises(store: Store) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swapper.core.commit import Commit, LeaseChange
+from swapper.core.commit import LIFE, Commit, LeaseChange
 from swapper.core.types import ACTIVE, LeaseState, WorkClass
 from swapper.store.protocol import LeaseFilter, Store
 from tests.store.acts import NOW, ask, draw, fold, request, unmoved
@@ -21,11 +21,6 @@ STEPS = st.lists(
     st.tuples(st.sampled_from(ACTS), st.integers(0, 4), st.sampled_from(WorkClass), st.integers(0, 20_000)),
     max_size=40,
 )
-LIFE = {
-    LeaseState.QUEUED: {"preparing", "granted", "cancelled", "expired", "failed"},
-    LeaseState.PREPARING: {"queued", "granted", "cancelled", "expired", "failed"},
-    LeaseState.GRANTED: {"released", "expired", "revoked"},
-}
 
 
 async def act(store: Store, what: str, lease_id: str, klass: WorkClass, now_ms: int) -> None:
@@ -39,7 +34,7 @@ async def act(store: Store, what: str, lease_id: str, klass: WorkClass, now_ms: 
         await store.end(lease_id, lease.token if what == "release" else None, now_ms=now_ms)
     elif what == "beat":
         await store.heartbeat(lease_id, lease.token or 1, now_ms=now_ms)
-    elif what in LIFE.get(lease.state, ()):
+    elif what in {state.value for state in LIFE.get(lease.state, ())}:
         token = await draw(store, now_ms) if what == "granted" else None
         change = LeaseChange(lease_id, frozenset({lease.state}), LeaseState(what), token=token)
         await store.commit(Commit(leases=(change,)), now_ms=now_ms)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from swapper.core.types import Command, Report
 from swapper.errors import StoreDown
+from swapper.store.codec import encode
 from workers.backend import Loaded, Quiesced, Reading, Restored, SaveArgs, Saved, SlotUse, TenantState
 
 EXECUTOR = "agent:main"
@@ -76,6 +77,7 @@ class MemoryLink:
         """Keep the reports; raises StoreDown while the store is off."""
         if self.down:
             raise StoreDown("off")
+        encode(reports)  # as the real one does: what cannot be encoded cannot be told
         async with self._news:
             self.reports += reports
             self._news.notify_all()

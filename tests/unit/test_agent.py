@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import CapturingLogger
 
+from swapper.core.types import Report
 from swapper.errors import BackendRefused
 from tests.unit.agent_doubles import MemoryLink, Place, RecordingBackend, ScriptedProbe, command
 from workers import supervise
@@ -310,6 +311,45 @@ async def test_a_command_nobody_can_follow_is_a_failure_with_a_sentence(
         await link.send(sent)  # pyright: ignore[reportArgumentType]
         report = await link.answer(9, 1)
     assert (report.outcome, report.detail) == ("failed", sentence)
+
+
+async def test_an_answer_is_told_though_what_was_seen_with_it_cannot_be(
+    link: MemoryLink, backend: RecordingBackend, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running():
+        await link.volunteered("observed")
+        whole = link.report
+
+        async def report(*reports: Report) -> None:
+            if any(one.verb == "observed" for one in reports):
+                raise TypeError("no such thing in JSON")
+            await whole(*reports)
+
+        monkeypatch.setattr(link, "report", report)
+        await link.send(command("load", 9, 1))
+        assert (await link.answer(9, 1)).outcome == "ok"
+
+
+async def test_a_command_whose_answer_could_not_be_told_is_read_again_by_the_next_run(
+    link: MemoryLink, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = asyncio.Event()
+    async with running():
+        await link.volunteered("observed")
+        whole = link.report
+
+        async def report(*reports: Report) -> None:
+            if any(one.token for one in reports):
+                tried.set()
+                raise TypeError("no such thing in JSON")
+            await whole(*reports)
+
+        monkeypatch.setattr(link, "report", report)
+        await link.send(command("restore", 9, 1, snapshot="a", slot=0))
+        await tried.wait()
+    monkeypatch.undo()
+    async with running():
+        assert (await link.answer(9, 1)).outcome == "ok"
 
 
 async def test_answers_wait_for_a_store_that_is_away(

@@ -73,6 +73,19 @@ def test_a_card_is_carried_out_up_to_the_oldest_command_in_progress_on_it(path: 
     marks.close()
 
 
+def test_what_an_earlier_token_left_open_does_not_hold_the_card_back(path: Path) -> None:
+    marks = Marks.open(path)
+    marks.begin(command("load", 9, 3))
+    vacate = command("vacate", 12, 2, tenant=None)
+    marks.begin(vacate)
+    assert marks.carried_out("gpu0") == (12, 1)
+    marks.finish(answer(vacate))
+    assert marks.carried_out("gpu0") == (12, 2)
+    marks = reopened(marks, path)
+    assert marks.carried_out("gpu0") == (12, 2)
+    marks.close()
+
+
 def test_a_command_begun_but_not_finished_is_to_be_executed_again(path: Path) -> None:
     marks = Marks.open(path)
     marks.begin(command("load", 9, 1))

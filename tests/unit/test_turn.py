@@ -121,8 +121,9 @@ def test_a_world_without_the_card_has_an_empty_one() -> None:
     assert card_of(World(0, {}, {}), "gpu0") == Card("gpu0")
 
 
-def test_the_newest_order_to_an_agent_is_on_the_card_and_one_to_a_gateway_is_not() -> None:
+def test_the_newest_order_that_changes_what_is_seen_is_on_the_card_and_no_other() -> None:
     play = saving()
+    assert play.card.ordered == (0, 0)
     play.run(until="release", save=SAVED)
     order = play.pending("release")
     assert play.card.ordered == (order.token, order.n)
