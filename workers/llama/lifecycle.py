@@ -8,7 +8,6 @@ while their stream does not stand.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -88,14 +87,15 @@ class Lifecycle:
             if child is None and self._control is None:
                 raise
             turn = LONG_AGO
-        deadline, forced = time.monotonic() + limit_s, False
+        loop = asyncio.get_running_loop()
+        deadline, forced = loop.time() + limit_s, False
         while True:
-            turn = await self._events.turn(turn, max(0.0, deadline - time.monotonic()))
+            turn = await self._events.turn(turn, max(0.0, deadline - loop.time()))
             unloaded = await self._unloaded(name)
             # A router that is dead or hangs says nothing: then the child itself decides, where we see one.
             if unloaded if child is None else (unloaded is not False and await gone(child, timeout_s=_GONE_S)):
                 return
-            if time.monotonic() > deadline:
+            if loop.time() >= deadline:
                 if forced:
                     raise BackendError(f"{name} is still there after its unload, and nothing here can end its process")
                 await self._force(child, silent=unloaded is None)
@@ -120,7 +120,8 @@ class Lifecycle:
         Raises BackendError with the server's reason.
         """
         self._events.open()
-        deadline = time.monotonic() + self._limits.admit_s
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._limits.admit_s
         while True:
             turn = self._events.turns
             try:
@@ -129,24 +130,25 @@ class Lifecycle:
             except BackendRefused as refused:
                 if "already running" in str(refused):
                     return None
-                if "limit reached" not in str(refused) or time.monotonic() > deadline:
+                if "limit reached" not in str(refused) or loop.time() >= deadline:
                     raise
             await self._events.turn(turn)
         return await self.loaded(name, turn)
 
     async def loaded(self, name: str, turn: int = LONG_AGO) -> Model:
         """Wait until a model that is being loaded is there; the first look waits for a turn after `turn`."""
-        heard, quiet_since = self._events.seq, time.monotonic()
+        loop = asyncio.get_running_loop()
+        heard, quiet_since = self._events.seq, loop.time()
         while True:
             turn = await self._events.turn(turn)
             if self._events.seq != heard:
-                heard, quiet_since = self._events.seq, time.monotonic()
+                heard, quiet_since = self._events.seq, loop.time()
             model = await self._known.look(name)
             match state_of(model):
                 case TenantState.LOADED | TenantState.SLEEPING if model is not None:
                     return model
                 case TenantState.LOADING:
-                    if time.monotonic() - quiet_since > self._limits.load_s:
+                    if loop.time() - quiet_since >= self._limits.load_s:
                         raise BackendDown(f"{name} makes no progress in loading for {self._limits.load_s:.0f} s")
                 case _:
                     raise BackendError(self._why_not(name, model))

@@ -195,7 +195,8 @@ class LlamaRouter:
     async def load(self, tenant: str) -> Loaded:
         """Load, wait for `loaded`, and take the smallest real answer (not on a model that was already loaded)."""
         name = self._roster.configured(tenant)
-        began = time.monotonic()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         if self._keeper is not None:
             self._keeper.read_ahead(tenant)
         model, fresh = await self._brought(name)
@@ -207,17 +208,18 @@ class LlamaRouter:
             run.ours = True
             run.restored.clear()  # it may have been asleep, which empties its slots
         self._released.discard(name)
-        backend_ms = (time.monotonic() - began) * 1000
+        backend_ms = (loop.time() - began) * 1000
         return Loaded(fingerprint.n_parallel, fingerprint.n_ctx_slot, snapshots, backend_ms)
 
     async def _once_up(self, name: str) -> Model | None:
         """Ask for the load; a router that is being started (again) gets its time to come up first."""
-        deadline = time.monotonic() + self._limits.start_s
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._limits.start_s
         while True:
             try:
                 return await self._lifecycle.load(name)
             except BackendGone:
-                if time.monotonic() > deadline:
+                if loop.time() >= deadline:
                     raise
             if self._control is not None:
                 await self._control.ensure()
