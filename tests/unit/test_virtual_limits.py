@@ -1,4 +1,4 @@
-"""Every limit of the product runs on the loop's own clock: in virtual time it ends when its seconds have passed there."""
+"""Every limit of the product runs on the loop's own clock: in virtual time it ends when its seconds passed there."""
 
 from __future__ import annotations
 
