@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -62,6 +62,8 @@ tenants:
 """
             + (f"    command: {json.dumps(router.command)}\n" if owned else "")
         )
+        self.program: Sequence[str] = ("-m", "swapper")
+        self.env: Mapping[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -72,8 +74,9 @@ tenants:
     def start(self) -> None:
         """Start it and wait until it says it is ready."""
         with self.log_path.open("ab") as log:
-            command = [sys.executable, "-m", "swapper", "serve", "-c", str(self.config)]
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            command = [sys.executable, *self.program, "serve", "-c", str(self.config)]
+            env = os.environ | self.env
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
         self.wait_ready()
 
     def wait_ready(self) -> None:

@@ -1,0 +1,182 @@
+"""What the kill matrix shares: a serve that stops where the test says, a client that never gives up, and the promise.
+
+Invariant: a wait here ends on what it waits for, and fails with what was there instead once its limit has passed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar, cast
+
+import psutil
+
+from swapper.store import embedded
+from tests.support.router import RealRouter
+from tests.support.server import Json, Server
+
+ROOT = Path(__file__).parents[2]
+STORY = "once upon a time there was a card that changed hands; " * 12
+BACK_S = 30.0
+"""Within so many seconds of the last fault, or of the last lease's end, the declared residents are back."""
+
+T = TypeVar("T")
+
+
+def eventually(look: Callable[[], T | None], what: str, limit_s: float = BACK_S) -> T:
+    """What `look` finds, once it finds something; a server that is away just now finds nothing."""
+    deadline, said = time.monotonic() + limit_s, "nothing yet"
+    while time.monotonic() < deadline:
+        try:
+            if found := look():
+                return found
+        except (OSError, urllib.error.HTTPError) as error:
+            said = str(error)
+        time.sleep(0.01)
+    raise AssertionError(f"not within {limit_s:g} s: {what} ({said})")
+
+
+class Held(Server):
+    """A serve that stops itself at the points it is told (tests/support/held.py)."""
+
+    def __init__(self, folder: Path, router: RealRouter, models: Mapping[str, str], **options: object) -> None:
+        super().__init__(folder, router, models, **options)  # pyright: ignore[reportArgumentType]
+        self.program = ("-m", "tests.support.held", str(folder))
+        self.env = {"PYTHONPATH": str(ROOT)}
+
+    def hold_at(self, *patterns: str) -> None:
+        """From now on it stops at these points, and at no others."""
+        fresh = self.folder / "hold.new"
+        fresh.write_text("\n".join(patterns))
+        fresh.replace(self.folder / "hold")
+
+    def held(self, limit_s: float = BACK_S) -> str:
+        """The point it has stopped at, once it has."""
+        eventually(self.stopped, "the server stops where it was told to", limit_s)
+        return (self.folder / "points").read_text().splitlines()[-1]
+
+    def stopped(self) -> bool:
+        """Whether it stands at a point (and not merely is about to)."""
+        return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+
+    def go_on(self) -> None:
+        """Let it run on from where it stopped."""
+        os.kill(self.pid, signal.SIGCONT)
+        eventually(lambda: not self.stopped(), "the server goes on")
+
+    def store(self) -> psutil.Process:
+        """The process of its embedded store."""
+        found = embedded.running(self.state_dir)
+        assert found is not None, "the store does not run"
+        return psutil.Process(found.pid)
+
+    def try_get(self, path: str) -> Json | None:
+        """GET; None while the server cannot answer."""
+        try:
+            return self.get(path)
+        except (OSError, urllib.error.HTTPError):
+            return None
+
+    def alerts(self, since: str = "0") -> list[str]:
+        """The texts of all alerts in the retained log."""
+        texts: list[str] = []
+        with urllib.request.urlopen(f"{self.url}/api/events?since={since}&follow=0", timeout=20) as answer:
+            kind = ""
+            for raw in answer:
+                if raw.startswith(b"event:"):
+                    kind = raw[6:].decode().strip()
+                elif raw.startswith(b"data:") and kind == "alert":
+                    texts.append(str(json.loads(raw[5:])["text"]))
+        return texts
+
+
+class Client:
+    """Asks again under the same key until it is answered, as a client does that was promised its lease."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._pool = ThreadPoolExecutor(4)
+        self._over = False
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over = True
+        self._pool.shutdown(wait=False)
+
+    def lease(self, label: str, *, ttl_s: int = 60) -> Future[Json]:
+        """A whole lease of the card: done once it is granted or ended."""
+        body = json.dumps({"card": "gpu0", "label": label, "ttl_s": ttl_s}).encode()
+        headers = {"Content-Type": "application/json", "Idempotency-Key": label}
+
+        def ask() -> Json | None:
+            request = urllib.request.Request(self._server.url + "/api/leases?wait=5", body, headers, method="POST")
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                lease = cast("Json", json.loads(answer.read()))
+            return None if lease["state"] in ("queued", "preparing") else lease
+
+        return self._pool.submit(self._insist, ask, f"a lease for {label}")
+
+    def release(self, lease: Json) -> Future[Json]:
+        """Give it back: done once that was acknowledged."""
+        path = f"/api/leases/{lease['id']}?token={lease['token']}"
+        return self._pool.submit(self._insist, lambda: self._server.delete(path), "the release")
+
+    def _insist(self, ask: Callable[[], Json | None], what: str) -> Json:
+        deadline, said = time.monotonic() + 60, ""
+        while not self._over and time.monotonic() < deadline:
+            try:
+                if (answer := ask()) is not None:
+                    return answer
+            except urllib.error.HTTPError as error:
+                if error.code < 500:
+                    raise
+                said = str(error)
+            except OSError as error:
+                said = str(error)
+            time.sleep(0.02)
+        raise AssertionError(f"{what} was not answered: {said}")
+
+
+def back(server: Server, *tenants: str, limit_s: float = BACK_S) -> Json:
+    """The card once exactly these tenants live on it, seen loaded, their gates open, and nothing moves."""
+    seen: Json = {}
+
+    def look() -> Json | None:
+        nonlocal seen
+        seen = server.get("/api/status")
+        (card,) = cast("list[Json]", seen["cards"])
+        there = {t["id"] for t in cast("list[Json]", seen["tenants"]) if t["state"] == "loaded" and t["open"]}
+        at_rest = card["phase"] == "steady" and card["residents"] == list(tenants)
+        return card if at_rest and there == set(tenants) else None
+
+    try:
+        return eventually(look, f"{', '.join(tenants) or 'nobody'} at rest on the card", limit_s)
+    except AssertionError as late:
+        raise AssertionError(f"{late}; the status is {json.dumps(seen, indent=1)}") from late
+
+
+def cache_n(answer: Json) -> int:
+    """Tokens of the prompt that the server still had."""
+    return cast("dict[str, int]", answer["timings"])["cache_n"]
+
+
+def accounted(server: Server) -> list[Json]:
+    """All leases, newest first, each in one known state and explained; those that were ended for a reason have one."""
+    found = cast("list[Json]", server.get("/api/leases?limit=1000")["items"])
+    for lease in found:
+        assert lease["state"] in ("queued", "preparing", "granted", "released", "expired", "cancelled", "failed")
+        assert lease["explain"], lease
+        assert lease["reason"] or lease["state"] not in ("expired", "failed"), lease
+    return found
