@@ -381,6 +381,7 @@ async def test_only_a_child_hears_that_the_client_of_a_plain_call_left(tmp_path:
         )
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(call, 0.1)
+        await asyncio.sleep(0.1)
         assert child.processing == (0 if direct else 1)
         await asyncio.sleep(HOUR_S)
         assert (len(child.slots[1].tokens) == 1000 + 1) is not direct
