@@ -198,12 +198,15 @@ async def test_a_command_that_is_not_there_is_127_and_asks_for_nothing(api: Serv
 
 
 async def test_the_command_has_the_terminal_and_ctrl_z_does_not_stop_it(api: Served) -> None:
-    """Ctrl-Z first, which is undone at once; then Ctrl-C, which the command alone gets."""
+    """Ctrl-Z first, which is undone at once; then Ctrl-C, which the command alone gets.
+
+    The command sleeps in short naps: signal.pause() would sleep through a signal that came just before it.
+    """
     inside = (
         "import os, signal, sys, time\n"
         "print('foreground', os.tcgetpgrp(0) == os.getpgrp(), flush=True)\n"
         "signal.signal(signal.SIGCONT, lambda *_: print('went on', flush=True))\n"
-        "try:\n    print('ready', flush=True)\n    while True: time.sleep(0.05)\n"  # a pause would sleep through what came just before it
+        "try:\n    print('ready', flush=True)\n    while True: time.sleep(0.05)\n"
         "except KeyboardInterrupt:\n    print('interrupted'); sys.exit(9)"
     )
     on_a_terminal = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
