@@ -34,6 +34,7 @@ the server's TIME. The after-image of a lease leaves out expires_ms and progress
 
 local EVENTS, INPUTS, OUTBOX, FINALS, SWAPS = '10000', '10000', '1000', 10000, 1000
 local DAY_MS, CLASS_STEP = 86400000, 17592186044416
+local RELEASED, CANCELLED = 'given back by its holder', 'given up before it was granted'
 
 -- from -> to; a state absent on the left is final.
 local LIFE = {
@@ -204,7 +205,10 @@ local function finish(keys, a)
   if not lease then return { 'missing' } end
   if not LIFE[lease.state] then return { 'ok', flat(p, a[2]) } end
   if lease.state == 'granted' and lease.token ~= a[3] then return { 'token' } end
-  change(p, lease, { state = lease.state == 'granted' and 'released' or 'cancelled', ended_ms = int(now) })
+  local held = lease.state == 'granted'
+  change(p, lease, {
+    state = held and 'released' or 'cancelled', ended_ms = int(now), reason = held and RELEASED or CANCELLED,
+  })
   wake(p)
   return { 'ok', flat(p, a[2]) }
 end

@@ -21,6 +21,7 @@ from swapper.store.protocol import Ended, Enqueued, Idempotency, KeyReused, NotF
 EVENTS, INPUTS, OUTBOX, SWAPS = 10_000, 10_000, 1_000, 1_000
 DAY_MS = 86_400_000
 _DEAD_AT_ONCE = 100
+_RELEASED, _CANCELLED = "given back by its holder", "given up before it was granted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,8 @@ class Library:
         held = lease.state is LeaseState.GRANTED
         if held and lease.token != token:
             return WrongToken()
-        ended = replace(lease, state=LeaseState.RELEASED if held else LeaseState.CANCELLED, ended_ms=now_ms)
+        state, reason = (LeaseState.RELEASED, _RELEASED) if held else (LeaseState.CANCELLED, _CANCELLED)
+        ended = replace(lease, state=state, reason=reason, ended_ms=now_ms)
         self._change(ended)
         self.wake()
         return ended

@@ -79,6 +79,15 @@ async def test_who_waits_is_cancelled_without_a_token(store: Store) -> None:
         assert getattr(await store.end(lease_id, None, now_ms=NOW), "state", None) is LeaseState.CANCELLED
 
 
+async def test_who_ends_its_lease_leaves_a_reason(store: Store) -> None:
+    for name in ("a", "b"):
+        await ask(store, name)
+    released = await store.end("a", await grant(store, "a"), now_ms=NOW)
+    cancelled = await store.end("b", None, now_ms=NOW)
+    reasons = [getattr(lease, "reason", None) for lease in (released, cancelled)]
+    assert reasons == ["given back by its holder", "given up before it was granted"]
+
+
 async def test_ending_twice_changes_nothing(store: Store) -> None:
     await ask(store, "a")
     token = await grant(store, "a")
