@@ -99,7 +99,7 @@ def _serve(world: World, spec: Spec, card: Card, candidate: _Waiting) -> Choice 
         if candidate.tenant in arriving:
             returning = f"lease {card.return_lease}" if card.return_lease else "recovery"
             return Choice(returning, arriving=arriving, lease=card.return_lease)
-    leaving = _make_room(world, spec, card, spec.tenants[candidate.tenant].need_mib)
+    leaving = _make_room(world, spec, card, _wanted(spec, candidate.tenant))
     return None if leaving is None else Choice(cause, leaving=leaving, arriving=(candidate.tenant,))
 
 
@@ -120,8 +120,14 @@ def _stays(spec: Spec, tenant: str) -> bool:
 
 
 def _free(spec: Spec, card: Card) -> int:
-    own = spec.cards[card.name]
-    return own.total_mib - own.reserve_mib - plan.needs(spec, card.residents) - plan.held(card)
+    """MiB nobody has, less what is set aside for those who never leave and are not there."""
+    others = (t for t in card.residents if not _stays(spec, t))
+    return plan.capacity(spec, card.name) - plan.needs(spec, others) - plan.held(card)
+
+
+def _wanted(spec: Spec, tenant: str) -> int:
+    """MiB of `_free` that a tenant takes when it comes: none where its room is set aside."""
+    return 0 if _stays(spec, tenant) else spec.tenants[tenant].need_mib
 
 
 def _make_room(
@@ -153,10 +159,10 @@ def _that_fit(world: World, spec: Spec, card: Card, tenants: Iterable[str]) -> t
     for tenant in tenants:
         if not _loadable(world, spec, card, tenant):
             continue
-        need = spec.tenants[tenant].need_mib
-        if need <= free:
+        wanted = _wanted(spec, tenant)
+        if wanted <= free:
             fitting.append(tenant)
-            free -= need
+            free -= wanted
     return tuple(fitting)
 
 
@@ -174,7 +180,7 @@ def _come_back(world: World, spec: Spec, card: Card, idle_since_ms: int, *, busy
     idle = world.now_ms - idle_since_ms >= spec.policy.idle_restore_ms and not _running(world.demand, card)
     if busy or not missing or not idle:
         return None
-    leaving = _make_room(world, spec, card, plan.needs(spec, missing), keep=wanted)
+    leaving = _make_room(world, spec, card, sum(_wanted(spec, t) for t in missing), keep=wanted)
     return Choice(cause, leaving=leaving, arriving=missing, lease=lease) if leaving else None
 
 

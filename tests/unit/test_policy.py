@@ -115,6 +115,21 @@ def test_a_call_that_waited_longer_than_the_next_lease_is_served_before_it() -> 
     assert play.swap.to == (MED,)
 
 
+def test_the_room_of_who_is_never_evicted_is_kept_free_while_it_is_away() -> None:
+    play = Play(spec(tenant("med"), tenant("small", 6 * GIB, evict_never=True)), MED)
+    play.enqueue("first", vram_mib=12 * GIB)
+    play.enqueue("second", vram_mib=9 * GIB)
+    play.decide()
+    play.run()
+    assert play.card.residents == ()
+    assert not play.decide()
+    assert play.lease("second").state is LeaseState.QUEUED
+    play.demand(("llama/small", 1, 0))
+    play.decide()
+    assert play.swap.to == ("llama/small",)
+    assert play.swap.from_ == ()
+
+
 def test_a_whole_lease_waits_for_partial_holders() -> None:
     play = Play(spec(tenant("med")))
     play.enqueue("part", vram_mib=1 * GIB)
