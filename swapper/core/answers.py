@@ -41,12 +41,14 @@ def take(draft: Draft, command: Command, report: Report) -> None:
     settle(draft, stage, command.tenant)
 
 
-def settle(draft: Draft, stage: Step, tenant: str | None) -> None:
-    """Close the line of a tenant with nothing more pending in the step; go on when nobody has."""
+def settle(draft: Draft, stage: Step, *tenants: str | None) -> None:
+    """Close the lines of the tenants with nothing more pending in the step; go on when nobody has."""
     if not draft.running or draft.swap.stage is not stage:
         return
     waits_for_server = stage is Step.DRAIN and not draft.swap.asked
-    if not waits_for_server and not any(c.tenant == tenant for c in draft.swap.pending):
+    for tenant in tenants:
+        if waits_for_server or any(c.tenant == tenant for c in draft.swap.pending):
+            continue
         forced = draft.swap.forced_ms is not None and stage in (Step.CLOSE, Step.DRAIN)
         if forced:
             draft.finish(stage, tenant, StepOutcome.FORCED, "calls in flight were ended at the drain limit")

@@ -210,8 +210,7 @@ def _lost_gateways(world: World, spec: Spec, card: Card) -> Commit | None:
     draft = Draft(world, spec, card)
     stage = card.swap.stage
     draft.update(pending=tuple(c for c in card.swap.pending if c not in lost))
-    for tenant in dict.fromkeys(c.tenant for c in lost):
-        settle(draft, stage, tenant)
+    settle(draft, stage, *dict.fromkeys(c.tenant for c in lost))
     return draft.commit()
 
 

@@ -105,6 +105,16 @@ def test_a_gateway_process_that_died_is_not_waited_for() -> None:
     assert play.swap.stage is Step.DRAIN
 
 
+def test_a_gateway_that_dies_leaves_no_line_of_the_table_open() -> None:
+    play = Play(spec(tenant("med"), tenant("small")), MED, SMALL)
+    play.enqueue("a")
+    play.decide()
+    play.gateways()
+    play.decide()
+    closes = [r.outcome for r in play.swap.steps if r.step is Step.CLOSE]
+    assert closes == [StepOutcome.DONE, StepOutcome.DONE]
+
+
 @pytest.mark.parametrize("stage", ["close", "drain"])
 def test_a_gateway_that_joins_while_the_gates_close_is_told_before_anything_is_saved(stage: str) -> None:
     play = Play(spec(tenant("med")), MED)
