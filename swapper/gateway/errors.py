@@ -1,4 +1,4 @@
-"""What the gateway refuses, in OpenAI's envelope, as values: a Problem becomes an HTTP answer or an SSE event.
+"""What the gateway refuses, as values: a Problem becomes an HTTP answer in OpenAI's envelope, or an SSE event.
 
 Invariant: every refusal has a status, a code and one sentence that says what to do; nothing here does I/O.
 """
@@ -6,43 +6,17 @@ Invariant: every refusal has a status, a code and one sentence that says what to
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from difflib import get_close_matches
 
-import msgspec
-from aiohttp import web
+from swapper.problem import Problem
 
 DONE = b"data: [DONE]\n\n"
-
-
 _LONGEST_NAME = 512
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A refusal: HTTP `status`, OpenAI `type` and `code`, a sentence, the field at fault, seconds to wait."""
-
-    status: int
-    code: str
-    message: str
-    type: str = "invalid_request_error"
-    param: str | None = None
-    retry_after_s: int | None = None
-
-    def envelope(self) -> bytes:
-        """The JSON body: `{"error": {message, type, param, code}}`."""
-        message = self.message.encode(errors="backslashreplace").decode()  # undecodable bytes came as lone surrogates
-        error = {"message": message, "type": self.type, "param": self.param, "code": self.code}
-        return msgspec.json.encode({"error": error})
-
-    def response(self) -> web.Response:
-        """The whole HTTP answer."""
-        headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
-        return web.Response(status=self.status, body=self.envelope(), content_type="application/json", headers=headers)
-
-    def events(self) -> bytes:
-        """The end of a stream whose 200 is out already."""
-        return b"data: " + self.envelope() + b"\n\n" + DONE
+def last_events(problem: Problem) -> bytes:
+    """The end of a stream whose 200 is out already."""
+    return b"data: " + problem.envelope() + b"\n\n" + DONE
 
 
 def bad_request(message: str, param: str | None = None, code: str = "bad_request") -> Problem:
@@ -79,37 +53,37 @@ def too_large(limit: int) -> Problem:
 def body_budget(budget: int) -> Problem:
     """429: the bodies of all waiting calls together reached `gateway.body_budget` (bytes)."""
     text = f"the bodies of waiting calls fill gateway.body_budget ({budget} bytes); try again later"
-    return Problem(429, "body_budget", text, type="rate_limit_error", retry_after_s=5)
+    return Problem(429, "body_budget", text, retry_after_s=5)
 
 
 def queue_full(waiting: int) -> Problem:
     """429: as many calls wait as may."""
     text = f"{waiting} calls wait already; try again later"
-    return Problem(429, "queue_full", text, type="rate_limit_error", retry_after_s=5)
+    return Problem(429, "queue_full", text, retry_after_s=5)
 
 
 def gpu_busy(model: str, waited_ms: int) -> Problem:
     """503: the call waited as long as it may and the model is still not resident."""
     text = f"waited {waited_ms / 1000:.0f} s for '{model}', but the card is still busy with other work"
-    return Problem(503, "gpu_busy", text, type="server_error", retry_after_s=30)
+    return Problem(503, "gpu_busy", text, retry_after_s=30)
 
 
 def load_timeout(model: str, waited_ms: int) -> Problem:
     """504: the model was being loaded when the wait ran out."""
     text = f"waited {waited_ms / 1000:.0f} s for '{model}', which is still being loaded"
-    return Problem(504, "load_timeout", text, type="server_error", retry_after_s=30)
+    return Problem(504, "load_timeout", text, retry_after_s=30)
 
 
 def load_failed(model: str, reason: str) -> Problem:
     """502 with the server's own words."""
-    return Problem(502, "upstream_failed", f"'{model}' could not be loaded: {reason}", type="server_error")
+    return Problem(502, "upstream_failed", f"'{model}' could not be loaded: {reason}")
 
 
 def upstream_failed(model: str, reason: str) -> Problem:
     """502: the server could not be reached, or died over this call."""
-    return Problem(502, "upstream_failed", f"the server of '{model}' failed: {reason}", type="server_error")
+    return Problem(502, "upstream_failed", f"the server of '{model}' failed: {reason}")
 
 
 def ended(reason: str) -> Problem:
     """A running call was ended on purpose (drain limit, forced vacate); only ever seen as an SSE event."""
-    return Problem(503, "gpu_busy", f"the call was ended: {reason}", type="server_error", retry_after_s=30)
+    return Problem(503, "gpu_busy", f"the call was ended: {reason}", retry_after_s=30)

@@ -19,10 +19,10 @@ from swapper.core.types import WorkClass
 from swapper.gateway import errors, filler
 from swapper.gateway.admission import Full
 from swapper.gateway.context import GatewayContext
-from swapper.gateway.errors import Problem
 from swapper.gateway.filler import Filler
 from swapper.gateway.parse import decoding, parse_body, parse_class
 from swapper.gateway.pipe import Exchange, Held
+from swapper.problem import Problem
 
 SERVER_OPTIONS: dict[str, Any] = {"handler_cancellation": True, "auto_decompress": False}
 """Keyword arguments for `web.AppRunner` (or `web.run_app`)."""
@@ -101,8 +101,12 @@ async def _read_body(ctx: GatewayContext, request: web.Request, held: Held) -> P
     if isinstance(undo, Problem):
         return undo
     pieces: list[bytes] = []
+    came = 0
     try:
         while chunk := await _more(request, ctx.limits.body_pause_ms):
+            came += len(chunk)
+            if came > limit:
+                return errors.too_large(limit)  # also of what gives nothing when it is undone
             for piece in undo.feed(chunk):
                 if held.size + len(piece) > limit:
                     return errors.too_large(limit)

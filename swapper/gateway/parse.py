@@ -13,30 +13,43 @@ from dataclasses import dataclass
 import msgspec
 
 from swapper.core.types import WorkClass
-from swapper.gateway.errors import Problem, bad_encoding, bad_request
+from swapper.gateway.errors import bad_encoding, bad_request
+from swapper.problem import Problem
 
+MEMBERS = 4096
+"""How many gzip members a body may have: an empty one takes 20 bytes and counts for no byte of any limit."""
 _PIECE_BYTES = 1 << 20
 _AS_IT_IS = frozenset({"", "identity"})
-_ZLIB = frozenset({"gzip", "x-gzip", "deflate"})
-_GZIP_OR_ZLIB_HEADER = 32 + zlib.MAX_WBITS
+_GZIP = frozenset({"gzip", "x-gzip"})
+_DEFLATE = "deflate"
+_RAW, _GZIP_HEADER, _GZIP_OR_ZLIB_HEADER = -zlib.MAX_WBITS, 16 + zlib.MAX_WBITS, 32 + zlib.MAX_WBITS
+_HEADER_NIBBLES = (0x8, 0xF)
+"""The low half of the first byte of a zlib or gzip header; of bare deflate it is an odd padding or no block at all."""
 
 
 class Decoding:
-    """Undoes the Content-Encoding of one body as it comes, in pieces small enough to be counted before the next."""
+    """Undoes the Content-Encoding of one body as it comes, in pieces small enough to be counted before the next.
 
-    __slots__ = ("_inflate",)
+    `name`: gzip, of one member or several (RFC 1952), or deflate, with a zlib header (RFC 9110) or, as many send it,
+    without; None: the body is as it is.
+    """
 
-    def __init__(self, *, compressed: bool) -> None:
-        self._inflate = zlib.decompressobj(_GZIP_OR_ZLIB_HEADER) if compressed else None
+    __slots__ = ("_inflate", "_members", "_name")
+
+    def __init__(self, name: str | None) -> None:
+        self._name = name
+        self._inflate = zlib.decompressobj()
+        self._members = 0
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         """What a chunk gives, piece by piece. Raises ValueError with the reason when it cannot be undone."""
-        if self._inflate is None:
+        if self._name is None:
             yield chunk
             return
         while chunk:
-            if self._inflate.eof:
-                raise ValueError("something follows its end")
+            if self._members == 0 or self._inflate.eof:
+                self._inflate = zlib.decompressobj(self._begin(chunk[0]))
+                self._members += 1
             try:
                 piece = self._inflate.decompress(chunk, _PIECE_BYTES)
             except zlib.error as error:
@@ -47,17 +60,28 @@ class Decoding:
 
     def finish(self) -> None:
         """The body has ended. Raises ValueError when it is cut."""
-        if self._inflate is not None and not self._inflate.eof:
+        if self._name is not None and not self._inflate.eof:
             raise ValueError("it is cut")
+
+    def _begin(self, first: int) -> int:
+        """How zlib is to take what begins with this byte."""
+        if self._members == 0:
+            bare = self._name == _DEFLATE and first & 0xF not in _HEADER_NIBBLES
+            return _RAW if bare else _GZIP_OR_ZLIB_HEADER
+        if self._name not in _GZIP:
+            raise ValueError("something follows its end")
+        if self._members == MEMBERS:
+            raise ValueError(f"it has more than {MEMBERS} members")
+        return _GZIP_HEADER
 
 
 def decoding(encodings: Iterable[str]) -> Decoding | Problem:
     """What undoes a body with these Content-Encoding headers, or 415."""
     encoding = ", ".join(encodings)
     name = encoding.strip().lower()
-    if name in _AS_IT_IS or name in _ZLIB:
-        return Decoding(compressed=name in _ZLIB)
-    return bad_encoding(encoding)
+    if name in _AS_IT_IS:
+        return Decoding(None)
+    return Decoding(name) if name in _GZIP or name == _DEFLATE else bad_encoding(encoding)
 
 
 class _Body(msgspec.Struct):

@@ -22,10 +22,10 @@ from yarl import URL
 from swapper.gateway import errors
 from swapper.gateway.admission import Call, CallState, Turn
 from swapper.gateway.context import Budget, GatewayContext, Target
-from swapper.gateway.errors import Problem
 from swapper.gateway.filler import Filler, Keepalive, comment
 from swapper.gateway.parse import Ask, with_model
 from swapper.gateway.sse import Frames
+from swapper.problem import Problem
 
 HOP = frozenset(
     {
@@ -318,7 +318,7 @@ class Exchange:
         if response is None:
             return problem
         if response.content_type == "text/event-stream":
-            await response.write(problem.events())
+            await response.write(errors.last_events(problem))
             await response.write_eof()
         elif self._request.transport is not None:
             self._request.transport.abort()
