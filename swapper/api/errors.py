@@ -19,6 +19,16 @@ log = structlog.get_logger(__name__)
 _CODES = {400: "bad-request", 404: "not-found", 405: "method-not-allowed", 413: "body-too-large"}
 
 
+class _Nothing(web.StreamResponse):
+    """What the framework is given after a broken answer: it sends nothing and runs no hook of an answer's begin."""
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        """Nothing."""
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Nothing."""
+
+
 def error_middleware() -> Middleware:
     """Turns `Problem`, the framework's HTTP errors, a dead store and any bug into a response of the path's style."""
 
@@ -37,9 +47,11 @@ def error_middleware() -> Middleware:
             found = _framework_problem(request, error)
         except Exception as error:  # the supervisor: a bug ends one request, and is told in the log
             found = _bug(request, error)
-        if request.writer.output_size > 0 and request.transport is not None:
+        if request.writer.output_size == 0:
+            return render(found, request.path)
+        if request.transport is not None:
             request.transport.abort()
-        return render(found, request.path)
+        return _Nothing(status=found.status)
 
     return supervisor
 

@@ -18,12 +18,15 @@ from swapper.api.problem import Problem
 
 PATHS = ("/api/thing", "/v1/chat/completions", "/completion")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Begins = Callable[[web.Request, web.StreamResponse], Awaitable[None]]
 
 
 @asynccontextmanager
-async def front(handler: Handler) -> AsyncGenerator[aiohttp.ClientSession]:
-    """The supervisor over one handler at every path."""
+async def front(handler: Handler, begins: Begins | None = None) -> AsyncGenerator[aiohttp.ClientSession]:
+    """The supervisor over one handler at every path; `begins` is told of each answer that begins."""
     app = web.Application(middlewares=[error_middleware()])
+    if begins is not None:
+        app.on_response_prepare.append(begins)
     for path in PATHS:
         app.router.add_get(path, handler)
     async with TestServer(app, host="127.0.0.1") as server, aiohttp.ClientSession(server.make_url("/")) as http:
@@ -100,10 +103,16 @@ async def test_once_a_byte_is_out_nothing_is_added_and_the_connection_breaks(err
         await response.write(b"half")
         raise error
 
+    begun: list[web.StreamResponse] = []
+
+    async def count(request: web.Request, response: web.StreamResponse) -> None:
+        begun.append(response)
+
     with capture_logs() as logs:
-        async with front(half) as http, http.get("/api/thing") as answer:
+        async with front(half, count) as http, http.get("/api/thing") as answer:
             with pytest.raises(aiohttp.ClientPayloadError):
                 await answer.read()
+    assert len(begun) == 1
     assert [line["exc_info"] for line in logs] == ([error] if isinstance(error, ValueError) else [])
 
 
