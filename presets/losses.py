@@ -56,7 +56,10 @@ def router_losses(router: RouterOptions) -> list[Finding]:
         text = "the router loads models on its own at any request, also while the card is given to somebody else"
         found.append(Finding(Level.ERROR, "autoload", text, "start it with --no-models-autoload"))
     if router.models_max != 0:
-        text = f"the router unloads the model used least once {router.models_max} are loaded, with its conversations"
+        text = (
+            f"the router unloads the model used least once {router.models_max} are loaded, with its conversations, and "
+            "every call must go through it, which answers a call to its end although its client hung up"
+        )
         found.append(Finding(Level.WARNING, "models-max", text, "start it with --models-max 0"))
     return found
 

@@ -21,6 +21,7 @@ from yarl import URL
 
 from swapper.gateway import errors
 from swapper.gateway.admission import Call, CallState, Turn
+from swapper.gateway.child import Child
 from swapper.gateway.context import Budget, GatewayContext, Target
 from swapper.gateway.filler import Filler, Keepalive, comment
 from swapper.gateway.parse import Ask, with_model
@@ -227,23 +228,28 @@ class Exchange:
                 headers=self._request_headers(child),
                 allow_redirects=False,
             )
-        except aiohttp.ClientConnectorError as error:
-            children.forget(tenant)
-            return _Again(str(error))
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            children.forget(tenant)
-            return _Again(_words(error), died=not isinstance(error, aiohttp.ServerTimeoutError))
+            if child is not None:
+                children.forget(tenant, child)
+            unread = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ServerTimeoutError)
+            return _Again(_words(error), died=not unread)
         try:
-            return await self._receive(upstream)
+            return await self._receive(upstream, child)
         finally:
+            if child is not None and upstream.content.exception() is not None:
+                children.forget(tenant, child)
             if not upstream.content.at_eof():
                 upstream.close()
             upstream.release()
 
-    async def _receive(self, upstream: aiohttp.ClientResponse) -> web.StreamResponse | Problem | _Again:
+    async def _receive(
+        self, upstream: aiohttp.ClientResponse, child: Child | None
+    ) -> web.StreamResponse | Problem | _Again:
         """The first bytes decide: not ready (again), an error after our 200 (an event), else pass it through."""
         try:
             first = await upstream.content.readany()
+            if child is not None and not child.process.alive():  # else the port was its own all the time
+                return _Again("its process ended", died=True)
             if upstream.status >= 400:
                 while len(first) <= SMALL_BYTES and (more := await upstream.content.readany()):
                     first += more
@@ -326,14 +332,14 @@ class Exchange:
 
     # ---- heads
 
-    def _url(self, child: str | None) -> URL:
-        url = URL((child or self._target.url) + self._request.path)
+    def _url(self, child: Child | None) -> URL:
+        url = URL((self._target.url if child is None else child.url) + self._request.path)
         query = [(key, value) for key, value in self._request.query.items() if key not in ("autoload", "model")]
         if self._target.router and child is None:
             query.append(("autoload", "false"))
         return url.with_query(query)
 
-    def _request_headers(self, child: str | None) -> CIMultiDict[str]:
+    def _request_headers(self, child: Child | None) -> CIMultiDict[str]:
         named = {name.strip().lower() for name in self._request.headers.get("Connection", "").split(",")}
         headers = CIMultiDict[str]()
         for key, value in self._request.headers.items():
@@ -341,9 +347,10 @@ class Exchange:
             if lower not in NOT_FORWARDED and lower not in named and not lower.startswith("x-swapper-"):
                 headers.add(key, value)
         headers["Accept-Encoding"] = "identity"
-        if child is not None:  # an idle connection keeps one of its threads for 5 s, and there are only some dozens
+        if child is None:
+            headers.update(self._target.auth())
+        else:  # it needs no key; an idle connection would keep one of its some dozens of threads for 5 s
             headers["Connection"] = "close"
-        headers.update(self._target.auth())
         return headers
 
     def _response_headers(self, upstream: aiohttp.ClientResponse) -> CIMultiDict[str]:

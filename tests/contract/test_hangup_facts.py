@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -21,6 +22,8 @@ from workers.llama.router import LlamaRouter
 MED = "llama/med"
 LONG = 3500
 """Tokens: many seconds of med."""
+LOOKS, PAUSE_S = 300, 0.05
+"""How often it is looked whether a call is at work: each look is a task of the server's beside it."""
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +58,9 @@ async def backend(slow: RealRouter, tmp_path: Path) -> AsyncIterator[LlamaRouter
 
 @pytest.fixture
 async def child(talk: Talk) -> str:
-    url = await Children(talk.session).locate(Target(MED, talk.url, "med"), 1)
-    assert url is not None
-    return url
+    child = await Children(talk.session).locate(Target(MED, talk.url, "med"), 1)
+    assert child is not None
+    return child.url
 
 
 async def leave(talk: Talk, url: str, body: Json) -> None:
@@ -66,11 +69,19 @@ async def leave(talk: Talk, url: str, body: Json) -> None:
     head = (
         f"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
     )
-    _, _, port = url.rpartition(":")
-    _, writer = await asyncio.open_connection("127.0.0.1", int(port))
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
     writer.write(head.encode() + raw)
-    while not any(slot["is_processing"] for slot in (await talk.get("/slots", model="med"))[1]):
-        pass
+    answered = asyncio.create_task(reader.read(1))
+    for _ in range(LOOKS):
+        await asyncio.wait({answered}, timeout=PAUSE_S)
+        if answered.done() and body.get("stream"):
+            break
+        if any(slot["is_processing"] for slot in (await talk.get("/slots", model="med"))[1]):
+            break
+        assert not answered.done(), "it was answered before it was seen at work"
+    else:
+        pytest.fail("it was never seen at work")
+    answered.cancel()
     writer.close()
     await writer.wait_closed()
 
@@ -94,9 +105,36 @@ async def test_a_child_stops_reading_once_its_client_left(talk: Talk, child: str
 async def test_a_router_writes_a_plain_answer_to_its_end_although_its_client_left(
     talk: Talk, slow: RealRouter, backend: LlamaRouter
 ) -> None:
-    await leave(talk, slow.url, {"prompt": "hello", "n_predict": 600})
+    speed = (await talk.say("med", "hello", n=16))["timings"]["predicted_per_second"]
+    length = min(int(1.2 * speed), LONG)  # a child looks for its client once a second
+    await leave(talk, slow.url, {"prompt": "hello", "n_predict": length})
     (use,) = (await backend.quiesce(MED)).slots
-    assert use.tokens >= 600
+    assert use.tokens >= length
+
+
+async def test_a_router_with_a_models_limit_unloads_a_model_at_work_that_was_called_directly(tmp_path: Path) -> None:
+    """So that nobody is called directly there. The children of a router with a key need none."""
+    models = make_models(tmp_path / "models", ["alpha", "med"])
+    hasty = {"med": {"stop-timeout": "1"}}
+    limited = ["--models-max", "1", "--api-key", "secret"]
+    router = RealRouter(tmp_path / "router", models, ctx=4096, defaults=ONE_THREAD, overrides=hasty, arguments=limited)
+    try:
+        async with Talk(router.start().url) as talk, aiohttp.ClientSession() as keyless:
+            talk.session.headers["Authorization"] = "Bearer secret"
+            await talk.load("med")
+            target = Target(MED, talk.url, "med", api_key="secret")
+            assert await Children(talk.session).locate(target, 1) is None
+            args = (await talk.model("med"))["status"]["args"]
+            url = f"http://127.0.0.1:{args[args.index('--port') + 1]}/completion"
+            async with keyless.post(url, json={"prompt": "hello", "n_predict": LONG, "stream": True}) as answer:
+                assert answer.status == 200
+                await answer.content.readline()
+                await talk.load("alpha")
+                assert await talk.status("med") == "unloaded"
+                with contextlib.suppress(aiohttp.ClientError):
+                    assert b'"stop":true' not in await answer.read()
+    finally:
+        router.stop()
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/completion", "/v1/completions"])

@@ -19,6 +19,7 @@ from aiohttp.typedefs import Middleware
 from swapper.core.types import Card, Command, Demand, Failure, Gate, Report, Swap, World
 from swapper.errors import StoreDown
 from swapper.gateway.admission import Admission
+from swapper.gateway.child import Children
 from swapper.gateway.context import GatewayContext, Limits, ModelInfo, Target
 from swapper.gateway.http import SERVER_OPTIONS, routes
 from swapper.gateway.member import Member
@@ -51,6 +52,16 @@ class Seen:
     body: bytes
 
 
+class Running:
+    """A process that ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.runs = True
+
+    def alive(self) -> bool:
+        return self.runs
+
+
 class Upstream:
     """A model server whose answers are scripted: each POST takes the next script (the last one stays)."""
 
@@ -64,10 +75,18 @@ class Upstream:
         self.url = ""
         self.child: tuple[str, str] | None = None
         self.looks: list[Seen] = []
+        self.looked = asyncio.Event()
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.props: dict[str, object] = {"max_instances": 0}
+        self.process: Running | None = Running()
+        self.seconds = 0.0
 
     async def get_models(self, request: web.Request) -> web.StreamResponse:
         """A router's listing once `child` is (port, what it says it is)."""
         self.looks.append(Seen(request.path, dict(request.query), dict(request.headers), b""))
+        self.looked.set()
+        await self.may_answer.wait()
         if self.child is None:
             raise web.HTTPNotFound
         status = {"value": "loaded", "args": ["llama-server", "--port", "1", "--port", self.child[0]]}
@@ -75,7 +94,7 @@ class Upstream:
 
     async def get_props(self, request: web.Request) -> web.StreamResponse:
         self.looks.append(Seen(request.path, dict(request.query), dict(request.headers), b""))
-        return web.json_response({"model_alias": "" if self.child is None else self.child[1]})
+        return web.json_response({**self.props, "model_alias": "" if self.child is None else self.child[1]})
 
     async def post(self, request: web.Request) -> web.StreamResponse:
         seen = Seen(request.path, dict(request.query), dict(request.headers), await request.read())
@@ -374,6 +393,7 @@ async def serve(
         proofs=member.proofs,
         session=session,
     )
+    ctx.children = Children(session, find=lambda model, port: upstream.process, clock=lambda: upstream.seconds)
     front = web.Application(middlewares=[middleware] if middleware else [])
     front.add_routes(routes(ctx))
     runner, url = await _listen(front)

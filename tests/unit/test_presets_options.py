@@ -12,6 +12,7 @@ from presets import (
     from_child_args,
     losses,
     parse,
+    router_losses,
 )
 from presets.names import lookup
 
@@ -183,6 +184,13 @@ def test_a_setting_that_loses_conversations_is_told(section: str, code: str) -> 
 def test_a_router_that_decides_for_itself_is_told() -> None:
     assert lost(SAFE, RouterOptions()) == ["autoload", "models-max"]
     assert lost(SAFE, None) == []
+
+
+def test_a_models_limit_is_told_with_what_it_costs() -> None:
+    (found,) = router_losses(RouterOptions(autoload=False, models_max=3))
+    assert "once 3 are loaded" in found.text
+    assert "although its client hung up" in found.text
+    assert found.mend == "start it with --models-max 0"
 
 
 def test_load_on_startup_without_a_limit_is_an_error_because_the_router_refuses() -> None:
