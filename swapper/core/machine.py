@@ -53,8 +53,7 @@ def _prepare(draft: Draft, lease: Lease) -> None:
     hold = Hold(lease.id, lease.request.label, lease.request.vram_mib, lease.request.holder_pid)
     draft.card = replace(card, holds=(*card.holds, hold))
     if swap.from_:
-        wanted = _union(card.return_to, card.residents)
-        draft.card = replace(draft.card, return_to=wanted, return_lease=card.return_lease or lease.id)
+        draft.card = replace(draft.card, return_to=plan.owed(draft.spec, card), return_lease=card.return_lease or lease.id)
     draft.leases.append(
         LeaseChange(
             lease.id,
@@ -272,9 +271,8 @@ def on_observed(world: World, spec: Spec, card: Card, states: Mapping[str, str],
 
 def _lose(world: World, spec: Spec, card: Card, lost: tuple[str, ...]) -> Commit:
     draft = Draft(world, spec, card)
-    wanted = _union(card.return_to, card.residents)
     left = tuple(t for t in card.residents if t not in lost)
-    draft.card = replace(card, residents=left, return_to=wanted)
+    draft.card = replace(card, residents=left, return_to=plan.owed(spec, card))
     for tenant in lost:
         draft.order(Step.CLOSE, tenant, {"epoch": draft.gate(tenant, open_=False)})
         draft.alert(f"{tenant} is gone from the card without our doing; it will be brought back", tenant=tenant)
@@ -297,10 +295,6 @@ def _adopt(world: World, spec: Spec, card: Card, strangers: tuple[str, ...]) -> 
         return_lease=card.return_lease if owed else None,
     )
     return draft.commit()
-
-
-def _union(owed: tuple[str, ...] | None, residents: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*(owed or ()), *residents)))
 
 
 def on_proof(card: Card, swap: Swap, report: Report) -> Commit | None:

@@ -61,6 +61,24 @@ def held(card: Card) -> int:
     return sum(hold.vram_mib or 0 for hold in card.holds)
 
 
+def owed(spec: Spec, card: Card) -> tuple[str, ...]:
+    """Who comes back after a lease: the residents, and those still owed from before who fit beside them."""
+    room = capacity(spec, card.name) - sum(_evictable(spec, t) for t in card.residents)
+    kept: list[str] = []
+    for tenant in card.return_to or ():
+        if tenant in card.residents:
+            kept.append(tenant)
+        elif _evictable(spec, tenant) <= room:
+            kept.append(tenant)
+            room -= _evictable(spec, tenant)
+    return tuple(dict.fromkeys((*kept, *card.residents)))
+
+
+def _evictable(spec: Spec, tenant: str) -> int:
+    configured = spec.tenants.get(tenant)
+    return 0 if configured is None or configured.evict_never else configured.need_mib
+
+
 def vacate_need(spec: Spec, card: Card, swap: Swap) -> int:
     """MiB that must be seen free before the swap may go on: what comes, plus what partial leases were promised."""
     if swap.grants and card.whole is not None:

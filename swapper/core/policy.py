@@ -6,7 +6,7 @@ Pure decisions: `choose` looks at one card and returns what the machine should s
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swapper.core import plan
 from swapper.core.spec import Spec
@@ -167,21 +167,32 @@ def _that_fit(world: World, spec: Spec, card: Card, tenants: Iterable[str]) -> t
 
 
 def _come_back(world: World, spec: Spec, card: Card, idle_since_ms: int, *, busy: bool) -> Choice | None:
-    """The residents from before a lease come back at once where they fit; they, and displaced defaults, when idle."""
-    owed = [t for t in card.return_to or () if t in spec.tenants]
+    """The residents from before a lease come back at once where they fit; they, and displaced defaults, when idle.
+
+    Who is owed and cannot come (its load fails, a default is in its place) does not keep the defaults away.
+    """
+    owed = [t for t in card.return_to or () if _loadable(world, spec, card, t)]
     defaults = [t.id for t in spec.tenants.values() if t.default and t.card == card.name]
-    cause = f"lease {card.return_lease}" if owed and card.return_lease else "recovery"
-    lease = card.return_lease if owed else None
-    wanted = owed or ([] if busy else defaults)
-    arriving = _that_fit(world, spec, card, wanted)
+    idle = not busy and world.now_ms - idle_since_ms >= spec.policy.idle_restore_ms
+    idle = idle and not _running(world.demand, card)
+    keep = {*(card.return_to or ()), *defaults}
+    cause = f"lease {card.return_lease}" if card.return_lease else "recovery"
+    choice = _bring(world, spec, card, Choice(cause, arriving=tuple(owed), lease=card.return_lease), keep, idle=idle)
+    if choice is not None or busy or (owed and (card.holds or not idle)):
+        return choice
+    return _bring(world, spec, card, Choice("recovery", arriving=tuple(defaults)), keep, idle=idle)
+
+
+def _bring(world: World, spec: Spec, card: Card, wish: Choice, keep: Collection[str], *, idle: bool) -> Choice | None:
+    """As many of those wished for as fit now; when idle, all of them in the place of who is not to be kept."""
+    arriving = _that_fit(world, spec, card, wish.arriving)
     if arriving:
-        return Choice(cause, arriving=arriving, lease=lease)
-    missing = tuple(t for t in wanted if _loadable(world, spec, card, t))
-    idle = world.now_ms - idle_since_ms >= spec.policy.idle_restore_ms and not _running(world.demand, card)
-    if busy or not missing or not idle:
+        return replace(wish, arriving=arriving)
+    missing = tuple(t for t in wish.arriving if _loadable(world, spec, card, t))
+    if not missing or not idle:
         return None
-    leaving = _make_room(world, spec, card, sum(_wanted(spec, t) for t in missing), keep=wanted)
-    return Choice(cause, leaving=leaving, arriving=missing, lease=lease) if leaving else None
+    leaving = _make_room(world, spec, card, sum(_wanted(spec, t) for t in missing), keep)
+    return replace(wish, leaving=leaving, arriving=missing) if leaving else None
 
 
 def _running(demand: Iterable[Demand], card: Card) -> bool:

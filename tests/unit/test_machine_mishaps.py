@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from swapper.core import machine
 from swapper.core.explain import explain_lease
 from swapper.core.types import Gate, LeaseState, ProofResult, Report
@@ -145,20 +147,23 @@ def test_a_gateway_that_knows_a_higher_epoch_is_told_again_above_it() -> None:
     assert play.lease("a").state is LeaseState.GRANTED
 
 
-def test_residents_loaded_since_the_first_lease_come_back_too() -> None:
+@pytest.mark.parametrize(("need", "expected"), [(8 * GIB, (MED, SMALL)), (20 * GIB, (SMALL,))])
+def test_residents_loaded_since_the_first_lease_come_back_and_who_is_owed_where_it_fits_beside_them(
+    need: int, expected: tuple[str, ...]
+) -> None:
     play = granted()
     play.end("a")
     play.demand((SMALL, 1, 0))
-    of = spec(tenant("med", need_mib=20 * GIB), tenant("small", need_mib=20 * GIB))
-    play.spec = of
+    play.spec = spec(tenant("med", need_mib=20 * GIB), tenant("small", need_mib=20 * GIB))
     play.decide()
     play.run()
-    assert play.card.residents == (SMALL,)
+    assert (play.card.residents, play.card.return_to) == ((SMALL,), (MED,))
+    play.spec = spec(tenant("med", need_mib=need), tenant("small", need_mib=need))
     play.demand()
     play.enqueue("b")
     play.decide()
     play.run()
-    assert play.card.return_to == (MED, SMALL)
+    assert play.card.return_to == expected
 
 
 def test_a_load_that_fails_alone_stands_in_the_record_as_ended() -> None:

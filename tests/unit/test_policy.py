@@ -102,6 +102,24 @@ def test_who_could_not_be_loaded_after_a_lease_is_still_owed_and_comes_later() -
     assert play.card.return_to is None
 
 
+def test_who_is_owed_and_cannot_be_loaded_does_not_keep_the_defaults_away() -> None:
+    play = Play(spec(tenant("med", 20 * GIB, default=True), tenant("big", 20 * GIB)), BIG)
+    play.enqueue("a")
+    play.decide()
+    play.run()
+    play.end("a")
+    play.decide()
+    play.run(until="load")
+    for _ in range(2):
+        play.answer(play.pending("load"), ok=False, detail="its file is gone")
+    play.decide()
+    play.run()
+    assert play.card.residents == (MED,)
+    play.pass_time(30_000)
+    choice = policy.choose(play.world, play.spec, play.card, idle_since_ms=0)
+    assert choice is None, "it is tried again when it is asked for, not in the place of a default"
+
+
 def test_a_call_that_waited_longer_than_the_next_lease_is_served_before_it() -> None:
     play = serving()
     play.enqueue("a", WorkClass.INTERACTIVE)
