@@ -53,7 +53,8 @@ def _prepare(draft: Draft, lease: Lease) -> None:
     hold = Hold(lease.id, lease.request.label, lease.request.vram_mib, lease.request.holder_pid)
     draft.card = replace(card, holds=(*card.holds, hold))
     if swap.from_:
-        draft.card = replace(draft.card, return_to=plan.owed(draft.spec, card), return_lease=card.return_lease or lease.id)
+        wanted = plan.owed(draft.spec, card)
+        draft.card = replace(draft.card, return_to=wanted, return_lease=card.return_lease or lease.id)
     draft.leases.append(
         LeaseChange(
             lease.id,
