@@ -36,7 +36,6 @@ from swapper.gateway.context import GatewayContext, Limits, ModelInfo, Target
 from swapper.gateway.member import Member
 from swapper.gateway.pipe import open_session
 from swapper.statefolder import StateFolder
-from swapper.store import embedded
 from swapper.store.kept import Kept
 from swapper.store.redis import RedisStore
 from workers.agent import Agent
@@ -54,6 +53,8 @@ log = structlog.get_logger(__name__)
 MIB = 1024 * 1024
 SHUTDOWN_S = 2.0
 ALERT_RETRY_S = 1.0
+LOOK_S = 2.0
+"""So often the state folder is looked at though nobody asks."""
 
 
 @dataclass(slots=True)
@@ -142,7 +143,7 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
         coordinator = Coordinator(store, spec, new_id)
         front = await _gateway(config, folder, store, stack)
         await _background(stack, failed, _until_ended(front.member), "gateway")
-        await _background(stack, failed, _tell_when_gone(folder, store, spec), "watch over the state folder")
+        await _background(stack, failed, _watch_folder(folder, store, spec), "watch over the state folder")
         live = _Live(coordinator, spec, front.member, folder)
         agent = Agent(host, store, backends, spec.tenants, _probes(spec, host), marks)
         await _background(stack, failed, coordinator.run(), "coordinator")
@@ -156,29 +157,35 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
 async def _store(config: Config, folder: StateFolder, stack: AsyncExitStack, failed: asyncio.Future[str]) -> RedisStore:
     url = config.redis
     if url is None:
-        kept = Kept(folder.path, folder.look)
+        kept = Kept(folder.path)
         url = (await kept.start()).url
         stack.push_async_callback(kept.stop)
-        folder.watch(embedded.data(folder.path))
+        folder.watch(kept.lost)
         await _background(stack, failed, kept.keep(), "embedded store")
     store = await RedisStore.open(url)
     stack.push_async_callback(store.close)
     return store
 
 
-async def _tell_when_gone(folder: StateFolder, store: RedisStore, spec: Spec) -> None:
-    """Say it once, in the log and as an alert of every card; the status says it for as long as it is so."""
-    await folder.gone.wait()
-    problem = folder.look() or "the state folder was away for a while"
-    log.error("the state folder is gone", problem=problem)
-    alerts = Commit(alerts=tuple(Alert(card, problem) for card in spec.cards))
+async def _watch_folder(folder: StateFolder, store: RedisStore, spec: Spec) -> None:
+    """Say once what happened, in the log and as an alert of every card; the status says it for as long as it is so."""
+    told: str | None = None
+    while True:
+        problem = folder.look()
+        if problem is not None and problem != told:
+            log.error("the state folder is not as it was", problem=problem)
+            await _alert(store, Commit(alerts=tuple(Alert(card, problem) for card in spec.cards)))
+            told = problem
+        await asyncio.sleep(LOOK_S)
+
+
+async def _alert(store: RedisStore, alerts: Commit) -> None:
     while True:
         try:
             await store.commit(alerts)
-            break
+            return
         except StoreDown:  # the socket is gone as well: until a call finds an open connection
             await asyncio.sleep(ALERT_RETRY_S)
-    await asyncio.Event().wait()
 
 
 def control_of(name: str, entry: TenantEntry, config: Config) -> Control:
@@ -213,7 +220,7 @@ def _probes(spec: Spec, host: str) -> Mapping[str, Declared]:
 
 
 async def _join(folder: StateFolder, store: RedisStore) -> str:
-    """An id for our gateway. The one before us is dead: its membership is ended now, and no swap waits for its answers.
+    """An id for our gateway. The folder's last one is dead: its membership ends now, and no swap waits for its answers.
 
     What it had sent to a server may still run there until the server notices the closed connection; the servers' own
     counters, asked before anything is saved or unloaded, cover that, as they do when a membership runs out.
@@ -234,7 +241,7 @@ async def _gateway(config: Config, folder: StateFolder, store: RedisStore, stack
         max_waiting=config.policy.max_queue,
         concurrency=concurrency,
     )
-    member = Member(store, admission, alone=True, on_beat=folder.look)
+    member = Member(store, admission, alone=True)
     await member.start()
     stack.push_async_callback(member.close)
     session = open_session()

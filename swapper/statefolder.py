@@ -1,20 +1,23 @@
 """The state folder of a serve: who has it, which gateway had it before, and whether it is still the one we took.
 
 Invariant: one serve a folder. Whoever has the lock knows that the process before it is dead, with every connection it
-had: the kernel lets go of the lock when the last descriptor is closed. The folder may be removed or replaced under us
-at any time; then nothing in it is ours, and we touch it no more.
+had: the kernel lets go of the lock when the last descriptor is closed. A lock file that was removed keeps nobody away,
+so a living process that the folder names is asked for as well, before anything is written. The folder may be removed
+or replaced under us at any time; then nothing in it is ours, and we touch it no more.
 """
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import os
+import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
 from swapper.errors import ConfigError
+from workers.control.launcher import boot_id
 
 LOCK_FILE = "serve.lock"
 PID_FILE = "serve.pid"
@@ -22,49 +25,61 @@ GATEWAY_FILE = "gateway"
 
 
 class StateFolder:
-    """A folder claimed by this process. `gone` is set once `look` found that it is ours no more."""
+    """A folder claimed by this process."""
 
     def __init__(self, path: Path) -> None:
         """Take it. Raises ConfigError when another serve has it."""
         self.path = path
-        self.gone = asyncio.Event()
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if serving_pid(path) not in (None, os.getpid()):
+            raise _in_use(path)
         self._lock = _locked(path)
-        self._files = {path / LOCK_FILE: os.fstat(self._lock)}
+        self._looks: list[Callable[[], str | None]] = [self._look]
         _pid_file(path).write_text(f"{os.getpid()} {psutil.Process().create_time()}\n")
 
     def release(self) -> None:
         """Let another serve have it."""
-        if self.look() is None:
+        if in_place(self.path / LOCK_FILE, self._lock):
             _pid_file(self.path).unlink(missing_ok=True)
         os.close(self._lock)
 
-    def watch(self, path: Path) -> None:
-        """Something in it that must stay the same file or folder for as long as we serve."""
-        self._files[path] = path.stat()
+    def watch(self, look: Callable[[], str | None]) -> None:
+        """What else must stay as it is: `look` says in a sentence what happened to it. The newest is said first."""
+        self._looks.insert(0, look)
 
     def look(self) -> str | None:
         """What happened to the folder, in a sentence; None while it is as it should be. Costs a few stat calls."""
-        lost = next((path for path, facts in self._files.items() if not _same(path, facts)), None)
-        if lost is None:
+        return next((problem for look in self._looks if (problem := look()) is not None), None)
+
+    def _look(self) -> str | None:
+        if in_place(self.path / LOCK_FILE, self._lock):
             return None
-        self.gone.set()
         return (
-            f"the state folder {self.path} was removed or replaced while swapper serves from it ({lost.name} is not "
-            "the one it had): it goes on as far as open connections to the store reach, and all it knows ends with it; "
-            "restart it once no lease is held"
+            f"{LOCK_FILE} in the state folder {self.path} was removed or replaced while swapper serves from it: what "
+            f"it writes there may be lost, and nothing but {PID_FILE} keeps a second serve away; restart it once no "
+            "lease is held"
         )
 
     def last_gateway(self) -> str | None:
-        """The gateway of the process that had the folder before us. It is dead, whatever the store still says of it."""
+        """The gateway of the process that had the folder before us. It is dead, whatever the store still says of it.
+
+        None as well when the record is a copy's, or another machine's: that gateway may live, and our lock says
+        nothing of it. A folder is had again by the same boot, or by the same host after another boot.
+        """
         try:
-            return (self.path / GATEWAY_FILE).read_text().strip() or None
-        except FileNotFoundError:
+            gateway, host, boot, folder = (self.path / GATEWAY_FILE).read_text().split()
+        except (FileNotFoundError, ValueError):
             return None
+        here = self._here()
+        return gateway if (host == here[0] or boot == here[1]) and folder == here[2] else None
 
     def record_gateway(self, gateway: str) -> None:
         """Ours, for who comes after us; to be recorded before it joins."""
-        (self.path / GATEWAY_FILE).write_text(f"{gateway}\n")
+        (self.path / GATEWAY_FILE).write_text(f"{' '.join((gateway, *self._here()))}\n")
+
+    def _here(self) -> tuple[str, str, str]:
+        """Host, boot and the folder's inode, which a copy of it has not."""
+        return socket.gethostname(), boot_id(), str(self.path.stat().st_ino)
 
 
 def serving_pid(state_dir: Path) -> int | None:
@@ -83,19 +98,24 @@ def _locked(path: Path) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
-        pid = serving_pid(path)
-        who = "another process" if pid is None else f"process {pid}"
-        raise ConfigError([f"state_dir: {path} is in use by swapper serve, {who}; stop it first"]) from None
+        raise _in_use(path) from None
     return lock
+
+
+def _in_use(path: Path) -> ConfigError:
+    pid = serving_pid(path)
+    who = "another process" if pid is None else f"process {pid}"
+    return ConfigError([f"state_dir: {path} is in use by swapper serve, {who}; stop it first"])
 
 
 def _pid_file(path: Path) -> Path:
     return path / PID_FILE
 
 
-def _same(path: Path, facts: os.stat_result) -> bool:
+def in_place(path: Path, descriptor: int) -> bool:
+    """Whether a file or folder that we hold open, so that nothing else gets its inode, is still what its path names."""
     try:
-        return os.path.samestat(path.stat(), facts)
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:

@@ -78,8 +78,7 @@ class Member:
 
     `alone`: coordinator and the only gateway share this process and its store connection; while the store is down
     nobody can swap, so residents keep serving. Elsewhere a gateway cut off from the store stops admitting.
-    `problem` says why this process is out of service for good, and `ended` is set then. `on_beat` is called before each
-    beat, every few seconds at least: for what else must be looked at now and then.
+    `problem` says why this process is out of service for good, and `ended` is set then.
     """
 
     def __init__(
@@ -90,14 +89,12 @@ class Member:
         alone: bool = False,
         ttl_ms: int = TTL_MS,
         beat_ms: int = BEAT_MS,
-        on_beat: Callable[[], object] | None = None,
     ) -> None:
         self._link = link
         self._admission = admission
         self._alone = alone
         self._ttl_ms = ttl_ms
         self._beat_s = beat_ms / 1000
-        self._on_beat = on_beat
         self.proofs = Proofs(self._send_finding)
         self.problem: str | None = None
         self.ended = asyncio.Event()
@@ -165,8 +162,6 @@ class Member:
     async def _beats(self) -> None:
         while True:
             pause_s = self._beat_s
-            if self._on_beat is not None:
-                self._on_beat()
             try:
                 await self._beat()
             except StoreDown as error:

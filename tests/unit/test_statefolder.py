@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import aiohttp
 import psutil
 import pytest
 
+from swapper import app, statefolder
 from swapper.app import Running, running
 from swapper.config import Config, loads
-from swapper.errors import SwapperError
-from swapper.statefolder import GATEWAY_FILE, StateFolder, serving_pid
-from swapper.store import embedded
+from swapper.errors import ConfigError, SwapperError
+from swapper.statefolder import GATEWAY_FILE, LOCK_FILE, PID_FILE, StateFolder, serving_pid
+from swapper.store import embedded, kept
 from swapper.store.embedded import Embedded
+from swapper.store.kept import Kept
 from swapper.store.redis import RedisStore
 
 CONFIG = """
@@ -53,7 +59,21 @@ async def _left_by_a_killed_one(config: Config, gateway: str) -> None:
     store = await RedisStore.open((await embedded.start(config.state_dir)).url)
     await store.beat(gateway, (), ttl_ms=AN_HOUR_MS)
     await store.close()
-    (config.state_dir / GATEWAY_FILE).write_text(f"{gateway}\n")
+    _record(config.state_dir, gateway)
+
+
+def _record(state_dir: Path, gateway: str) -> None:
+    folder = StateFolder(state_dir)
+    folder.record_gateway(gateway)
+    folder.release()
+
+
+def _last_gateway(state_dir: Path) -> str | None:
+    folder = StateFolder(state_dir)
+    try:
+        return folder.last_gateway()
+    finally:
+        folder.release()
 
 
 async def test_the_gateway_of_a_killed_one_is_no_member_any_more_when_the_next_serves(config: Config) -> None:
@@ -61,7 +81,7 @@ async def test_the_gateway_of_a_killed_one_is_no_member_any_more_when_the_next_s
     async with running(config) as server:
         (alive,) = (await server.store.read()).gateways
         assert alive != "g_dead"
-        assert (config.state_dir / GATEWAY_FILE).read_text().strip() == alive
+        assert (config.state_dir / GATEWAY_FILE).read_text().split()[0] == alive
 
 
 async def test_the_gateways_of_other_hosts_stay_members(config: Config) -> None:
@@ -69,6 +89,104 @@ async def test_the_gateways_of_other_hosts_stay_members(config: Config) -> None:
     (config.state_dir / GATEWAY_FILE).unlink()
     async with running(config) as server:
         assert "g_elsewhere" in (await server.store.read()).gateways
+
+
+@pytest.mark.parametrize(
+    ("host", "boot", "whose"),
+    [
+        ("elsewhere", "another", None),
+        ("here", "another", "g_1"),
+        ("renamed", "this", "g_1"),
+        ("here", "this", "g_1"),
+    ],
+)
+def test_a_recorded_gateway_is_dead_for_sure_only_if_it_was_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, boot: str, whose: str | None
+) -> None:
+    with monkeypatch.context() as then:
+        then.setattr("socket.gethostname", lambda: host)
+        then.setattr(statefolder, "boot_id", lambda: boot)
+        _record(tmp_path, "g_1")
+    monkeypatch.setattr("socket.gethostname", lambda: "here")
+    monkeypatch.setattr(statefolder, "boot_id", lambda: "this")
+    assert _last_gateway(tmp_path) == whose
+
+
+def test_the_gateway_of_a_folder_that_ours_is_a_copy_of_may_live(tmp_path: Path) -> None:
+    _record(tmp_path / "first", "g_1")
+    shutil.copytree(tmp_path / "first", tmp_path / "copy")
+    assert _last_gateway(tmp_path / "copy") is None
+    assert _last_gateway(tmp_path / "first") == "g_1"
+
+
+@pytest.mark.parametrize("text", ["", "g_1\n", "\0\0\0\0"])
+def test_a_record_that_was_cut_short_names_nobody(tmp_path: Path, text: str) -> None:
+    (tmp_path / GATEWAY_FILE).write_text(text)
+    assert _last_gateway(tmp_path) is None
+
+
+async def test_with_the_lock_file_removed_a_second_serve_is_refused_and_changes_nothing(config: Config) -> None:
+    async with running(config) as first, first.unless_failed():
+        before, number = _store_of(config), (config.state_dir / PID_FILE).read_text()
+        (config.state_dir / LOCK_FILE).unlink()
+        (config.folder / "swapper.yaml").write_text(CONFIG)
+        command = [sys.executable, "-m", "swapper", "serve", "-c", str(config.folder / "swapper.yaml")]
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2, done.stderr
+        assert f"in use by swapper serve, process {os.getpid()}" in done.stderr
+        assert not (config.state_dir / LOCK_FILE).exists()
+        assert (config.state_dir / PID_FILE).read_text() == number
+        assert _store_of(config) == before
+
+
+async def test_a_store_that_another_keeps_is_let_alone_though_every_sign_of_it_was_removed(config: Config) -> None:
+    async with running(config) as first, first.unless_failed():
+        before = _store_of(config)
+        for sign in (LOCK_FILE, PID_FILE):
+            (config.state_dir / sign).unlink()
+        with pytest.raises(ConfigError, match="another process keeps the store"):
+            async with running(config):
+                pass
+        assert _store_of(config) == before
+        assert (await first.store.read()).queued == 0
+
+
+async def test_a_store_is_started_again_though_the_lock_file_is_gone(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(config) as server, server.unless_failed():
+        (config.state_dir / LOCK_FILE).unlink()
+        started, start = asyncio.Event(), embedded.start
+
+        async def noted(state_dir: Path) -> Embedded:
+            found = await start(state_dir)
+            started.set()
+            return found
+
+        monkeypatch.setattr(embedded, "start", noted)
+        psutil.Process(_store_of(config).pid).kill()
+        await started.wait()
+        assert _store_of(config).pid
+
+
+async def test_who_keeps_no_store_ends_none(tmp_path: Path) -> None:
+    await embedded.start(tmp_path)
+    await Kept(tmp_path).stop()
+    assert await embedded.stop(tmp_path), "it was there until now"
+
+
+async def test_where_folders_cannot_be_locked_the_store_is_kept_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_file: int, _how: int) -> None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+    monkeypatch.setattr(kept, "fcntl", SimpleNamespace(flock=refuse, LOCK_EX=2, LOCK_NB=4))
+    keeper = Kept(tmp_path)
+    await keeper.start()
+    assert keeper.lost() is None
+    await keeper.stop()
+    assert embedded.running(tmp_path) is None
 
 
 @dataclass
@@ -106,24 +224,29 @@ async def test_without_its_folder_it_says_so_when_asked_and_once_as_an_alert(con
             (problem,) = [text for text in (await answer.json())["reasons"] if "state folder" in text]
         assert f"{config.state_dir} was removed or replaced" in problem
         after, alerts = "0", list[dict[str, object]]()
-        while not alerts:  # it was noticed above at the latest; the alert is on its way
+        while not alerts:  # the next look is never far
             if events := await vanished.eye.events(after=after, limit=100, block_ms=5_000):
                 after = events[-1].id
             alerts = [json.loads(event.data) for event in events if event.type == "alert"]
         assert [(alert["card"], alert["text"]) for alert in alerts] == [("gpu0", problem)]
 
 
-async def test_it_is_noticed_with_a_beat_though_nobody_asks(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[StateFolder] = []
+async def test_it_is_said_once_though_nobody_asks(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "LOOK_S", 0.01)
+    looks, enough = list[str | None](), asyncio.Event()
     look = StateFolder.look
 
     def noted(self: StateFolder) -> str | None:
-        looked.append(self)
-        return look(self)
+        looks.append(look(self))
+        if len([said for said in looks if said]) >= 3:
+            enough.set()
+        return looks[-1]
 
     monkeypatch.setattr(StateFolder, "look", noted)
-    async with _serving_from_a_folder_that_vanished(config):
-        await asyncio.wait_for(looked[0].gone.wait(), 20)
+    async with _serving_from_a_folder_that_vanished(config) as vanished:
+        await enough.wait()
+        events = await vanished.eye.events(after="0", limit=100, block_ms=1)
+        assert len([event for event in events if event.type == "alert"]) == 1
 
 
 async def test_a_store_that_dies_without_its_folder_ends_serve_and_none_comes_up_empty(config: Config) -> None:
