@@ -80,8 +80,8 @@ class Stage:
 async def stage(say: Callable[[str], None]) -> AsyncGenerator[Stage]:
     """Set it up, and take it down again. Raises SwapperError where the wheel does not run."""
     llama = find_llama_server()
-    for left in await clear_dead():
-        say(f"a demo that was killed had left {left}: its processes are ended, the folder is removed")
+    for said in await clear_dead():
+        say(said)
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(vanishing_folder())
         layers = PORTABLE_LAYERS if llama.portable else SHAPES[MODEL].layers

@@ -119,5 +119,5 @@ def test_a_killed_demo_leaves_no_process_and_no_file_either(tmp_path: Path, mome
         process.kill()
         assert process.stderr is not None
         said = process.stderr.read()  # ends when nobody of it has anything to say any more
-    assert "swapper demo was killed" in said
+    assert "swapper demo is gone and its folder is not" in said
     assert _left_behind(tmp_path) == []
