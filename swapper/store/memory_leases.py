@@ -21,7 +21,7 @@ _WAITING = (LeaseState.QUEUED, LeaseState.PREPARING)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Revision:
     """A lease and how often it was changed (heartbeats not counted)."""
 
     lease: Lease
@@ -32,7 +32,7 @@ class Leases:
     """See the module text."""
 
     def __init__(self) -> None:
-        self._all: dict[str, Kept] = {}
+        self._all: dict[str, Revision] = {}
         self._active: dict[str, None] = {}
         self._finals: list[tuple[int, str]] = []
         self._seq = 0
@@ -51,14 +51,14 @@ class Leases:
 
     def get(self, lease_id: str) -> Lease | None:
         """A lease, ended ones included while they are retained."""
-        kept = self._all.get(lease_id)
-        return None if kept is None else kept.lease
+        found = self._all.get(lease_id)
+        return None if found is None else found.lease
 
     def put(self, lease: Lease) -> int:
         """Write a lease as changed; how often it was by now. Beyond 10,000 the ones that ended first are forgotten."""
         before = self._all.get(lease.id)
         rev = 1 if before is None else before.rev + 1
-        self._all[lease.id] = Kept(lease, rev)
+        self._all[lease.id] = Revision(lease, rev)
         if lease.state in ACTIVE:
             self._active[lease.id] = None
         elif lease.id in self._active:
@@ -70,7 +70,7 @@ class Leases:
 
     def move(self, lease: Lease) -> None:
         """Write what a heartbeat moved: no change that counts."""
-        self._all[lease.id] = Kept(lease, self._all[lease.id].rev)
+        self._all[lease.id] = Revision(lease, self._all[lease.id].rev)
 
     def queue(self) -> list[Lease]:
         """Who waits, in (class rank, seq) order."""
@@ -108,12 +108,12 @@ class Leases:
         """A page of leases, newest first."""
         below = int(query.cursor) if query.cursor else self._seq + 1
         fits = (
-            kept.lease
-            for kept in reversed(self._all.values())
-            if kept.lease.seq < below
-            and query.state in (None, kept.lease.state)
-            and (query.card or kept.lease.card) == kept.lease.card
-            and (query.owner or kept.lease.request.owner) == kept.lease.request.owner
+            lease
+            for lease in (revision.lease for revision in reversed(self._all.values()))
+            if lease.seq < below
+            and query.state in (None, lease.state)
+            and (query.card or lease.card) == lease.card
+            and (query.owner or lease.request.owner) == lease.request.owner
         )
         found = list(islice(fits, query.limit + 1))
         page = tuple(found[: query.limit])
