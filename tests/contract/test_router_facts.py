@@ -10,6 +10,7 @@ import pytest
 from tests.contract.conftest import Router
 from tests.contract.talk import Json, Talk, until
 from workers.llama.child import find_child
+from workers.llama.router import LlamaRouter
 
 
 async def test_the_events_of_a_load_and_an_unload_come_in_order(talk: Talk) -> None:
@@ -88,10 +89,11 @@ async def test_an_unload_with_a_call_in_flight_mostly_ends_by_force_and_then_loo
     assert bool((await talk.model("hasty"))["status"].get("failed")) is (ended["exit_code"] == 1)
 
 
-async def test_an_unload_after_the_call_was_closed_is_clean(talk: Talk) -> None:
+async def test_an_unload_after_a_closed_call_was_given_up_is_clean(talk: Talk, backend: LlamaRouter) -> None:
     await talk.reload("hasty")
     async with talk.streaming("hasty", 3900) as stream:
         stream.close()
+        await backend.quiesce("llama/hasty")  # one that comes before the server has seen it mostly ends by force
         assert await talk.unload("hasty") == {"status": "unloaded", "exit_code": 0}
 
 

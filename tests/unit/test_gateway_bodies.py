@@ -116,6 +116,7 @@ async def test_of_two_models_in_a_body_the_last_counts_here_and_at_the_server(bo
         ("gzip", bare(PLAIN), 400),
         ("deflate", zlib.compress(PLAIN) + zlib.compress(PLAIN), 400),
         ("deflate", bare(PLAIN) + bare(PLAIN), 400),
+        ("deflate", zlib.compress(PLAIN) + gzip.compress(b"", mtime=0), 400),
         ("deflate", bare(PLAIN)[:-1], 400),
         ("gzip", b"", 400),
         ("deflate", b"garbage", 400),

@@ -221,13 +221,15 @@ async def test_its_process_is_the_one_with_its_name_and_port_on_the_command_line
         assert await children.locate(target, 1) is None
         words = [sys.executable, "-c", "print(flush=True); input()", "--alias", "alpha", "--port", port]
         process = await asyncio.create_subprocess_exec(*words, stdin=PIPE, stdout=PIPE)
-        assert process.stdout is not None
-        await process.stdout.readline()
-        found = await children.locate(target, 2)
-        assert found is not None
-        assert found.process.alive()
-        process.kill()
-        await process.wait()
+        try:
+            assert process.stdout is not None
+            await process.stdout.readline()
+            found = await children.locate(target, 2)
+            assert found is not None
+            assert found.process.alive()
+        finally:
+            process.kill()
+            await process.wait()
         assert not found.process.alive()
 
 
