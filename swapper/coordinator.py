@@ -176,19 +176,20 @@ class Coordinator:
             await self._decide(lambda world: machine.on_proof(card_of(world, swap.card), swap, report))
 
     async def _refused(self, report: Report) -> None:
-        """An executor knows a higher mark or epoch than we: the store was rolled back. Go on above it."""
+        """An executor knows more of our orders than we (or a higher epoch): the store was rolled back. Go on above."""
         if "epoch" in report.data:
             await self._decide(lambda world: machine.on_gate_refused(world, self._spec, report))
             return
         mark = report.data.get("mark")
-        if not isinstance(mark, int):
-            return
-        await self._raise(mark)
+        if isinstance(mark, int):
+            await self._raise(mark)
 
         def again(world: World) -> Commit | None:
             card = card_of(world, report.card)
-            overtaken = card.swap is not None and card.swap.token == report.token
-            return machine.retoken(world, self._spec, card, world.next_token) if overtaken else None
+            awaited = () if card.swap is None else card.swap.pending
+            if not any((c.executor, c.token, c.n) == (report.executor, report.token, report.n) for c in awaited):
+                return None  # we have overtaken it ourselves
+            return machine.retoken(world, self._spec, card, world.next_token)
 
         await self._decide(again)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Protocol, TypeVar
 
 from swapper.core.types import Command, Report, Step, answer_to
@@ -164,14 +165,14 @@ class Agent:
             backend_ms=outcome.backend_ms,
             data=outcome.data,
         )
-        await self._record(report)
+        await self._record(command, report)
         return report
 
     async def refuse(self, command: Command, newer: Pair) -> Report:
         """The answer to a command that a newer one has overtaken; recorded if it had begun."""
         report = _refused(command, newer)
         if self._marks.mark(command.card, command.tenant) >= (command.token, command.n):
-            await self._record(report)
+            await self._record(command, report)
         return report
 
     async def settle(self, stored: Stored, report: Report) -> None:
@@ -227,9 +228,9 @@ class Agent:
         """The server that a verb changes."""
         return self._sight.server_of(what.tenant or "") if what.verb in _CHANGING else None
 
-    async def _record(self, report: Report) -> None:
+    async def _record(self, command: Command, report: Report) -> None:
         """A result that cannot be written is still delivered: without it the verb only runs once more."""
-        await supervised("write the marks", self._write(self._marks.finish, report))
+        await supervised("write the marks", self._write(partial(self._marks.finish, of=command), report))
 
     async def _write(self, write: Write[T], what: T) -> None:
         """At once where nothing has to wait for the disk, else in a thread."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+import xxhash
 
 from swapper.core.types import Command, Report
 from swapper.errors import ConfigError
@@ -59,8 +60,11 @@ class _Begun(msgspec.Struct, tag="begun", frozen=True, omit_defaults=True):
     open: tuple[int, ...] | None = None
 
 
-class _Done(msgspec.Struct, tag="done", frozen=True):
+class _Done(msgspec.Struct, tag="done", frozen=True, omit_defaults=True):
+    """`of`: which command was answered, as `_content` tells; empty where that was not recorded."""
+
     report: Report
+    of: str = ""
 
 
 class _Read(msgspec.Struct, tag="read", frozen=True):
@@ -76,11 +80,18 @@ class _LaneRecord:
 
     mark: Pair = (0, 0)
     open: set[Pair] = field(default_factory=set[Pair])
-    reports: dict[Pair, Report] = field(default_factory=dict[Pair, Report])
+    done: dict[Pair, _Done] = field(default_factory=dict[Pair, _Done])
 
-    def verdict(self, pair: Pair) -> Fresh | Repeat | Old:
-        if pair in self.reports or pair in self.open:
-            return Repeat(self.reports.get(pair))
+    def answer(self, command: Command) -> Report | None:
+        """A store that was rolled back gives a pair out a second time: only the very command is answered."""
+        done = self.done.get((command.token, command.n))
+        same = done is not None and done.report.verb == command.verb and done.of in ("", _content(command))
+        return done.report if done is not None and same else None
+
+    def verdict(self, command: Command) -> Fresh | Repeat | Old:
+        pair, report = (command.token, command.n), self.answer(command)
+        if report is not None or pair in self.open:
+            return Repeat(report)
         return Fresh() if pair > self.mark else Old(self.mark)
 
 
@@ -156,13 +167,13 @@ class Marks:
         """The recorded answer to exactly this command, if there is one."""
         with self._guard:
             record = self._lanes.get((command.card, command.tenant))
-            return record.reports.get((command.token, command.n)) if record else None
+            return record.answer(command) if record else None
 
     def verdict(self, command: Command) -> Fresh | Repeat | Old:
         """What `begin` would decide now; nothing is marked."""
         with self._guard:
             record = self._lanes.get((command.card, command.tenant))
-            return record.verdict((command.token, command.n)) if record else Fresh()
+            return record.verdict(command) if record else Fresh()
 
     def begin(self, command: Command) -> Fresh | Repeat | Old:
         """Decide what to do with a command; `Fresh` is returned once the new mark is durable."""
@@ -174,7 +185,7 @@ class Marks:
         with self._writing:
             with self._guard:
                 record = self._lanes.setdefault(lane, _LaneRecord())
-                verdicts = [record.verdict((token, command.n)) for command in commands]
+                verdicts = [record.verdict(command) for command in commands]
             fresh = [c.n for c, verdict in zip(commands, verdicts, strict=True) if isinstance(verdict, Fresh)]
             if fresh:
                 again = [c.n for c, verdict in zip(commands, verdicts, strict=True) if verdict == Repeat(None)]
@@ -185,9 +196,9 @@ class Marks:
                     _enter(record, begun)
             return verdicts
 
-    def finish(self, report: Report, *, wait: bool = True) -> bool:
+    def finish(self, report: Report, *, of: Command | None = None, wait: bool = True) -> bool:
         """Record the answer of a command that was begun; False where that must `wait` for the disk and may not."""
-        return self._note(_Done(report), wait=wait)
+        return self._note(_Done(report, "" if of is None else _content(of)), wait=wait)
 
     def advance(self, outbox_id: str, *, wait: bool = True) -> bool:
         """Everything up to this outbox entry is answered: the next run reads on from here. False as for `finish`."""
@@ -222,7 +233,7 @@ class Marks:
             case _Begun(card=card, tenant=tenant):
                 _enter(self._lanes.setdefault((card, tenant), _LaneRecord()), line)
             case _Done(report=report):
-                _remember(self._lanes.setdefault((report.card, report.tenant), _LaneRecord()), report)
+                _remember(self._lanes.setdefault((report.card, report.tenant), _LaneRecord()), line)
             case _Read(id=outbox_id):
                 self._outbox = outbox_id
 
@@ -250,7 +261,7 @@ class Marks:
     def _lines(self) -> Iterator[_Line]:
         for (card, tenant), record in self._lanes.items():
             yield _Begun(card, tenant, *record.mark, tuple(sorted(n for _, n in record.open)))
-            yield from map(_Done, record.reports.values())
+            yield from record.done.values()
         if self._outbox is not None:
             yield _Read(self._outbox)
 
@@ -278,17 +289,22 @@ def _enter(record: _LaneRecord, begun: _Begun) -> None:
     if mark >= record.mark:
         ns = (begun.n,) if begun.open is None else begun.open
         record.mark = mark
-        record.open = {(begun.token, n) for n in ns if (begun.token, n) not in record.reports}
+        record.open = {(begun.token, n) for n in ns if (begun.token, n) not in record.done}
 
 
-def _remember(record: _LaneRecord, report: Report) -> None:
-    pair = (report.token, report.n)
+def _content(command: Command) -> str:
+    """What a command asks for, beyond its place in the order."""
+    return xxhash.xxh3_64_hexdigest(msgspec.json.encode((command.verb, command.args), order="sorted"))
+
+
+def _remember(record: _LaneRecord, done: _Done) -> None:
+    pair = (done.report.token, done.report.n)
     if pair > record.mark:
         record.mark, record.open = pair, set()
     record.open.discard(pair)
-    record.reports[pair] = report
-    while len(record.reports) > REPORTS_KEPT:
-        del record.reports[min(record.reports)]
+    record.done[pair] = done
+    while len(record.done) > REPORTS_KEPT:
+        del record.done[min(record.done)]
 
 
 def _sync_folder(folder: Path) -> None:

@@ -56,13 +56,14 @@ class Link(Protocol):
 
 
 class _Record:
-    """Answers by (token, n) for one (card, tenant); `None` while the answer is still to come."""
+    """Answers by (token, n) for one (card, tenant); `None` while the answer is still to come. `orders`: to what."""
 
-    __slots__ = ("answers", "mark")
+    __slots__ = ("answers", "mark", "orders")
 
     def __init__(self) -> None:
         self.mark: tuple[int, int] = (0, 0)
         self.answers: dict[tuple[int, int], Report | None] = {}
+        self.orders: dict[tuple[int, int], Command] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,18 +251,19 @@ class Member:
             return
         record = self._records.setdefault((command.card, command.tenant), _Record())
         identity = (command.token, command.n)
-        if identity in record.answers:
+        if record.orders.get(identity) == command:
             answer = record.answers[identity]
             if answer is not None:
                 await self._send(answer)
             return
-        if identity < record.mark:
+        if identity <= record.mark:  # also one given out twice, by a store that was rolled back
             await self._send(answer_to(command, "refused", f"older than {record.mark[0]}.{record.mark[1]}"))
             return
         if command.token > record.mark[0]:
             record.answers.clear()
+            record.orders.clear()
         record.mark = identity
-        record.answers[identity] = None
+        record.answers[identity], record.orders[identity] = None, command
         outcome = self._execute(command)
         if isinstance(outcome, Report):
             record.answers[identity] = outcome

@@ -29,6 +29,8 @@ class Hands:
     store: RedisStore
     done: list[Command] = field(default_factory=list[Command])
     answers: dict[str, dict[str, object]] = field(default_factory=dict[str, dict[str, object]])
+    refuses: list[str] = field(default_factory=list[str])
+    """Verbs, each refused once."""
 
     async def hello(self, mark: int = 0) -> None:
         await self.say("hello", {"mark": mark})
@@ -48,7 +50,11 @@ class Hands:
                 command = stored.command
                 self.done.append(command)
                 identity = (command.executor, command.card, command.tenant, command.token, command.n, command.verb)
-                await self.store.report(Report(*identity, "ok", data=self.answers.get(command.verb, {})))
+                refused = command.verb in self.refuses
+                if refused:
+                    self.refuses.remove(command.verb)
+                outcome = "refused" if refused else "ok"
+                await self.store.report(Report(*identity, outcome, data=self.answers.get(command.verb, {})))
 
 
 def serving(world: World) -> bool:
@@ -135,6 +141,18 @@ async def test_a_mark_above_the_counter_raises_it_before_anything_is_granted(rig
     await rig.enqueue("ls_a")
     world = await rig.until(lambda world: world.leases["ls_a"].state is LeaseState.GRANTED)
     assert (world.leases["ls_a"].token or 0) > mark
+
+
+@pytest.mark.parametrize("verb", ["vacate", "open"])
+async def test_what_an_executor_refuses_though_it_is_awaited_goes_out_again_under_a_higher_token(
+    rig: Rig, verb: str
+) -> None:
+    """It knows orders of ours that a rolled-back store has lost, also of the same token."""
+    rig.hands.refuses.append(verb)
+    await rig.hands.hello()
+    await rig.until(serving)
+    first, second = (order for order in rig.hands.done if order.verb == verb)
+    assert second.token > first.token
 
 
 async def test_what_was_seen_before_the_last_command_was_carried_out_is_not_believed(rig: Rig) -> None:

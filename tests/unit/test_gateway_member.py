@@ -83,6 +83,14 @@ async def test_a_repeated_command_is_answered_from_the_record_and_an_older_one_r
         assert gateway.admission.gate(ALPHA) == Gate(3, open=True)
 
 
+async def test_a_number_given_out_twice_is_no_repeated_command() -> None:
+    """By a store that was rolled back: an answer to the one says nothing of the other."""
+    async with serve() as gateway:
+        await told(gateway, command("open", 10, 2, epoch=3, swap=None, unproved=[]))
+        assert (await told(gateway, command("drain", 10, 2, epoch=3))).outcome == "refused"
+        assert gateway.admission.gate(ALPHA).open
+
+
 @pytest.mark.parametrize("verb", ["close", "open"])
 async def test_an_epoch_older_than_the_gates_own_is_refused_with_that_epoch(verb: str) -> None:
     async with serve() as gateway:

@@ -271,3 +271,19 @@ def test_two_agents_cannot_share_their_marks(path: Path) -> None:
     with pytest.raises(ConfigError, match="another agent uses these marks"):
         Marks.open(path)
     reopened(marks, path).close()
+
+
+def test_an_answer_on_record_answers_the_very_command_only(path: Path) -> None:
+    """A store that was rolled back within a swap gives the same number out again, for something else."""
+    saved, marks = command("save", 9, 2), Marks.open(path)
+    marks.begin(saved)
+    marks.finish(answer(saved), of=saved)
+
+    marks = reopened(marks, path)
+    assert marks.answer(saved) == answer(saved)
+    other_verb = replace(saved, verb="release", args={"limit_ms": 1})
+    other_slot = replace(saved, args={**saved.args, "slot": 7})
+    for order in (other_verb, other_slot):
+        assert marks.answer(order) is None
+        assert marks.verdict(order) == Old((saved.token, saved.n))
+    marks.close()
