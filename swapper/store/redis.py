@@ -39,6 +39,7 @@ _TROUBLE = {
     "CLUSTERDOWN": "its cluster is down",
     "NOREPLICAS": "too few of its replicas are reachable",
     "TRYAGAIN": "its cluster is moving our keys",
+    "UNBLOCKED": "it became a replica while we were waiting",
     "NOAUTH": "it asks for a password",
     "WRONGPASS": "it refuses our password",
     "NOPERM": "our user may not do this there",

@@ -64,6 +64,10 @@ async def lone(folder: Path) -> AsyncIterator[tuple[RedisStore, Embedded]]:
         (rex.OutOfMemoryError("command not allowed"), "out of memory"),
         (rex.ResponseError("MISCONF Errors writing to the AOF file"), "cannot write its data to disk"),
         (rex.ResponseError("BUSY Redis is busy running a script"), "a script keeps it busy"),
+        (
+            rex.ResponseError("UNBLOCKED force unblock from blocking operation, instance state changed"),
+            "became a replica",
+        ),
         (rex.AuthenticationError("invalid username-password pair"), "asks for a password|not reachable"),
         (rex.NoPermissionError("this user has no permissions"), "our user may not do this"),
     ],
