@@ -15,7 +15,7 @@ from typing import cast
 
 import structlog
 
-from swapper.core import machine, turn
+from swapper.core import machine, rollback, turn
 from swapper.core.apply import apply
 from swapper.core.commit import Commit, Committed
 from swapper.core.spec import Spec
@@ -158,7 +158,11 @@ class Coordinator:
         self.seen.hosts.add(host)
 
     async def _raise(self, mark: int) -> None:
-        if (await self._look()).token < mark:
+        """The alert first: killed in between, it is said again, never left out."""
+        if (await self._look()).token >= mark:
+            return
+        self._world = None  # our view may be from before another coordinator's commit
+        if await self._decide(lambda world: rollback.on_mark(world, self._spec, mark)):
             await self._store.raise_token(mark)
             self._world = None
 
@@ -167,8 +171,9 @@ class Coordinator:
         self.seen.readings.update(cast("Mapping[str, Mapping[str, object]]", report.data.get("cards", {})))
         marks = cast("Mapping[str, tuple[int, int]]", report.data.get("marks", {}))
         self.seen.marks.update({card: (token, n) for card, (token, n) in marks.items()})
-        if report.executor.removeprefix("agent:") not in self.seen.hosts:
-            await self._meet(report.executor, cast("int", report.data.get("mark", 0)))
+        mark = cast("int", report.data.get("mark", 0))
+        if report.executor.removeprefix("agent:") not in self.seen.hosts or mark > (await self._look()).token:
+            await self._meet(report.executor, mark)  # its hello may have come while nobody listened
 
     async def _proof(self, report: Report) -> None:
         swap = await self._store.swap(str(report.data.get("swap")))

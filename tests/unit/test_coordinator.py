@@ -155,6 +155,31 @@ async def test_what_an_executor_refuses_though_it_is_awaited_goes_out_again_unde
     assert second.token > first.token
 
 
+@pytest.mark.parametrize("verb", ["hello", "observed"])
+async def test_a_mark_above_the_counter_is_a_rollback_and_said_once_for_each_card(rig: Rig, verb: str) -> None:
+    """Also where the agent is known already, and its new hello came while the coordinator heard nothing."""
+    await rig.hands.hello()
+    await rig.until(serving)
+    mark = (await rig.store.read()).next_token + 5_000_000
+    await rig.hands.say(verb, {"mark": mark})
+    await rig.hands.say(verb, {"mark": mark})
+    await rig.enqueue("ls_a")
+    await rig.until(lambda world: world.leases["ls_a"].state is LeaseState.GRANTED)
+    said = [event for event in await rig.store.events(after="0", limit=500, block_ms=0) if event.type == "alert"]
+    assert [(event.subject, str(mark) in event.data) for event in said] == [("gpu0", True)]
+
+
+async def test_a_token_of_another_coordinator_that_our_view_has_not_seen_is_no_rollback(rig: Rig) -> None:
+    await rig.hands.hello()
+    world = await rig.until(serving)
+    theirs = world.next_token
+    await rig.store.raise_token(theirs)  # wakes nobody, as a commit of theirs might not have yet
+    await rig.hands.say("observed", {"mark": theirs})
+    await rig.enqueue("ls_a")
+    await rig.until(lambda world: world.leases["ls_a"].state is LeaseState.GRANTED)
+    assert "alert" not in {event.type for event in await rig.store.events(after="0", limit=500, block_ms=0)}
+
+
 async def test_what_was_seen_before_the_last_command_was_carried_out_is_not_believed(rig: Rig) -> None:
     await rig.hands.hello()
     world = await rig.until(serving)
