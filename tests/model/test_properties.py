@@ -1,0 +1,324 @@
+"""The shipped core under whatever clients, executors, clocks and accidents do, in random order; see rig.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from swapper.core.commit import Commit
+from swapper.core.spec import CardSpec, PolicySpec, Spec, TenantSpec
+from swapper.core.types import FINAL, Gate, LeaseRequest, ProofResult, Step, WorkClass, World
+from tests.model.rig import Rig
+from tests.support.play import DRAIN
+
+TOTAL, RESERVE = 24, 2
+ROOM = TOTAL - RESERVE
+EXAMPLES, STEPS = 400, 50
+VERBS = st.sampled_from([Step.DRAIN, Step.SAVE, Step.RELEASE, Step.VACATE, Step.LOAD, Step.RESTORE])
+SOME_MS = st.sampled_from([1, 500, 5_000, 30_000, 61_000, 130_000, 700_000])
+THEN = st.sampled_from(["go on", "look", "nothing"])
+"""What the coordinator does at once, and perhaps the executors."""
+TRAITS = ("default", "evict_never", "pinned", "save", "save_required")
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> Spec:
+    """One or two cards, a few tenants whose keepers fit together, and everybody else beside those who never leave."""
+    cards = ["gpu0", "gpu1"][: draw(st.integers(1, 2))]
+    tenants: dict[str, TenantSpec] = {}
+    for number in range(draw(st.integers(1, 4))):
+        card = draw(st.sampled_from(cards))
+        traits = {trait: draw(st.booleans()) and draw(st.booleans()) for trait in TRAITS}
+        traits["default"] = traits["default"] or not number
+        mine = replace(TenantSpec(f"m{number}", "llama", card, "main", draw(st.sampled_from([3, 7, 12, 20]))), **traits)
+        if _fit([*tenants.values(), mine], card):
+            tenants[mine.id] = mine
+    policy = PolicySpec(DRAIN, on_drain_limit=draw(st.sampled_from(["end", "reopen"])))
+    return Spec({name: CardSpec(name, TOTAL, RESERVE) for name in cards}, tenants, policy)
+
+
+def _fit(tenants: list[TenantSpec], card: str) -> bool:
+    here = [t for t in tenants if t.card == card]
+    stay = sum(t.need_mib for t in here if t.evict_never or t.pinned)
+    kept = sum(t.need_mib for t in here if t.default or t.evict_never or t.pinned)
+    most = max((t.need_mib for t in here if not (t.evict_never or t.pinned)), default=0)
+    return kept <= ROOM and stay + most <= ROOM
+
+
+class Everything(RuleBasedStateMachine):
+    """Rules are what others do; the coordinator answers each at once, or later, or on what it read before."""
+
+    rig: Rig
+    view: tuple[World, Commit] | None = None
+
+    @initialize(spec=specs())
+    def begin(self, spec: Spec) -> None:
+        self.rig = Rig(spec)
+        self.view = None
+        self.rig.join("g1")
+        self.rig.settle()
+        self.it_goes_on()
+
+    # Clients.
+
+    @rule(data=st.data(), klass=st.sampled_from(WorkClass), pid=st.booleans(), then=THEN)
+    def somebody_asks(self, data: st.DataObject, klass: WorkClass, pid: bool, then: str) -> None:
+        spec = self.rig.spec
+        card = data.draw(st.sampled_from([None, *spec.cards]))
+        least = min(self._room(name) for name in ([card] if card else spec.cards))
+        vram = data.draw(st.none() | st.integers(1, least)) if least else None
+        dated = data.draw(st.sampled_from([False, False, False, True]))
+        later = st.none() | SOME_MS.map(lambda ms: self.rig.now + ms) if dated else st.none()
+        request = LeaseRequest(
+            data.draw(st.sampled_from(["ann", "ben"])),
+            card,
+            vram,
+            klass=klass,
+            ttl_ms=data.draw(st.sampled_from([3_600_000, 30_000, 1_000])),
+            max_hold_ms=data.draw(st.sampled_from([3_600_000, 60_000])),
+            not_before_ms=data.draw(later),
+            deadline_ms=data.draw(later),
+            holder_pid=7 if pid else None,
+        )
+        self.rig.ask(request)
+        self._then(then)
+
+    def _room(self, card: str) -> int:
+        """What a partial lease may get there: nobody makes a pinned tenant leave for it."""
+        stay = (t for t in self.rig.spec.tenants.values() if t.card == card and (t.evict_never or t.pinned))
+        return ROOM - sum(t.need_mib for t in stay)
+
+    @precondition(lambda self: self._active())
+    @rule(data=st.data(), stays=st.booleans(), then=THEN)
+    def a_client_ends_its_lease(self, data: st.DataObject, stays: bool, then: str) -> None:
+        """Mostly one that holds the card."""
+        granted = [name for name in self._active() if self.rig.lease(name).token]
+        self.rig.end(data.draw(st.sampled_from(granted or self._active())), stays=stays)
+        self._then(then)
+
+    @precondition(lambda self: self._active())
+    @rule(data=st.data(), right=st.booleans())
+    def a_heartbeat(self, data: st.DataObject, right: bool) -> None:
+        name = data.draw(st.sampled_from(self._active()))
+        before = self.rig.lease(name)
+        self.rig.library.heartbeat(self.rig.now, name, (before.token or 0) + (not right), None)
+        after = self.rig.lease(name)
+        assert after.state is before.state
+        assert (after.expires_ms or 0) >= (before.expires_ms or 0)
+
+    @precondition(lambda self: bool(self.rig.machine.holders))
+    @rule(data=st.data())
+    def a_holder_exits(self, data: st.DataObject) -> None:
+        del self.rig.machine.holders[data.draw(st.sampled_from(sorted(self.rig.machine.holders)))]
+
+    @precondition(lambda self: bool(self.rig.gateways))
+    @rule(data=st.data(), then=THEN)
+    def a_call(self, data: st.DataObject, then: str) -> None:
+        gateway = self.rig.gateways[data.draw(st.sampled_from(sorted(self.rig.gateways)))]
+        gateway.call(data.draw(st.sampled_from(sorted(self.rig.spec.tenants))), self.rig.now)
+        self.rig.beat(gateway.name)
+        self._then(then)
+
+    @precondition(lambda self: bool(self.rig.gateways))
+    @rule(data=st.data(), waiting=st.booleans())
+    def calls_end(self, data: st.DataObject, waiting: bool) -> None:
+        gateway = self.rig.gateways[data.draw(st.sampled_from(sorted(self.rig.gateways)))]
+        (gateway.waiting if waiting else gateway.calls).clear()
+        gateway.drained()
+        self.rig.beat(gateway.name)
+
+    # Executors.
+
+    @precondition(lambda self: bool(self.rig.agent.lanes))
+    @rule(data=st.data(), slots=st.integers(0, 2), fails=st.sampled_from([False, False, False, True]))
+    def the_agent_works(self, data: st.DataObject, slots: int, fails: bool) -> None:
+        self.rig.work(data.draw(st.sampled_from(self.rig.agent.lanes)), slots, fails=fails)
+
+    @precondition(lambda self: bool(self.rig.said()))
+    @rule(data=st.data(), forget=st.sampled_from([True, True, False]))
+    def an_answer_is_heard(self, data: st.DataObject, forget: bool) -> None:
+        said, at = data.draw(st.sampled_from(self.rig.said()))
+        report = said.pop(at) if forget else said[at]
+        self.rig.hear(report)
+
+    @rule(slots=st.integers(0, 2), until=st.none() | VERBS, fails=st.none() | VERBS)
+    def it_goes_on(self, slots: int = 1, until: Step | None = None, fails: Step | None = None) -> None:
+        """Orders are carried out and answers heard until somebody has to wait, or the order `until` comes."""
+        for _ in range(40):
+            lanes = [lane for lane in self.rig.agent.lanes if self.rig.agent.next(lane).verb != until]
+            went = [self.rig.work(lane, slots, fails=self.rig.agent.next(lane).verb == fails) for lane in lanes]
+            for said, _at in self.rig.said():
+                while said:
+                    self.rig.hear(said.pop(0))
+                    went.append(True)
+            if not any(went):
+                return
+
+    @precondition(lambda self: bool(self.rig.orders))
+    @rule(data=st.data())
+    def an_order_arrives_again(self, data: st.DataObject) -> None:
+        command = data.draw(st.sampled_from(self.rig.orders[-30:]))
+        before = self.rig.machine.loaded.copy()
+        self.rig.deliver(command)
+        assert self.rig.machine.loaded == before
+
+    @precondition(lambda self: bool(self.rig.heard))
+    @rule(data=st.data())
+    def an_old_answer_is_heard(self, data: st.DataObject) -> None:
+        """Whatever was heard once changes nothing when it comes again."""
+        report = data.draw(st.sampled_from(self.rig.heard))
+        self.rig.settle()
+        before = self.rig.read()
+        if report.outcome != "refused":
+            self.rig.settle((report,))
+            assert self.rig.read() == before
+
+    @rule(waits=st.booleans())
+    def the_agent_looks(self, waits: bool) -> None:
+        sight = self.rig.look()
+        if not waits:
+            self.rig.see(sight)
+
+    @precondition(lambda self: bool(self.rig.looks))
+    @rule(data=st.data())
+    def an_old_look_is_told(self, data: st.DataObject) -> None:
+        sight = data.draw(st.sampled_from(self.rig.looks[-6:]))
+        self.rig.see(sight)
+        before = self.rig.read()
+        self.rig.see(sight)
+        assert self.rig.read() == before
+
+    @precondition(lambda self: bool(self.rig.machine.loaded))
+    @rule(data=st.data())
+    def a_tenant_dies(self, data: st.DataObject) -> None:
+        self.rig.machine.loaded.discard(data.draw(st.sampled_from(sorted(self.rig.machine.loaded))))
+
+    @precondition(lambda self: any(not t.default for t in self.rig.spec.tenants.values()))
+    @rule(data=st.data())
+    def a_model_cannot_be_loaded_any_more(self, data: st.DataObject) -> None:
+        others = [t.id for t in self.rig.spec.tenants.values() if not t.default]
+        self.rig.machine.broken.add(data.draw(st.sampled_from(others)))
+
+    @precondition(lambda self: bool(self._unproved()))
+    @rule(data=st.data(), result=st.sampled_from([ProofResult.WARM, ProofResult.COLD]))
+    def an_answer_shows_what_was_reused(self, data: st.DataObject, result: ProofResult) -> None:
+        swap, at = data.draw(st.sampled_from(self._unproved()))
+        self.rig.prove(swap, at, result)
+
+    # Processes and time.
+
+    @precondition(lambda self: len(self.rig.gateways) < 3)
+    @rule(data=st.data(), then=THEN, between=st.booleans())
+    def a_gateway_joins(self, data: st.DataObject, then: str, between: bool) -> None:
+        """Perhaps between the coordinator's reading and its writing, with a call at once."""
+        world = self.rig.read()
+        commit = self.rig.decide(world) if between else None
+        self.rig.join(name := self.rig.name("g"))
+        if between:
+            self.rig.gateways[name].call(data.draw(st.sampled_from(sorted(self.rig.spec.tenants))), self.rig.now)
+            self.rig.beat(name)
+        if commit is not None:
+            self.rig.commit(world, commit)
+        self._then(then)
+
+    @precondition(lambda self: bool(self.rig.gateways))
+    @rule(data=st.data(), said=st.booleans(), then=THEN)
+    def a_gateway_leaves(self, data: st.DataObject, said: bool, then: str) -> None:
+        self.rig.gone(data.draw(st.sampled_from(sorted(self.rig.gateways))), said=said)
+        self._then(then)
+
+    @rule(ms=SOME_MS, then=THEN)
+    def time_passes(self, ms: int, then: str) -> None:
+        self.rig.pass_time(ms)
+        self._then(then)
+
+    @rule()
+    def the_coordinator_looks(self) -> None:
+        self.rig.settle()
+
+    @rule(answers=st.booleans())
+    def another_coordinator_decides(self, answers: bool) -> None:
+        """It reads and decides, and is slow to write: see the next rule."""
+        world = self.rig.read()
+        waiting = [said[at] for said, at in self.rig.said()][:2] if answers else []
+        commit = self.rig.decide(world, [r for r in waiting if r.outcome != "refused"])
+        self.view = (world, commit) if commit is not None else None
+
+    @precondition(lambda self: self.view is not None)
+    @rule()
+    def the_other_coordinator_writes(self) -> None:
+        assert self.view is not None
+        self.rig.commit(*self.view)
+        self.view = None
+
+    @rule(lane=st.sampled_from(["", "m0", "m1"]), ahead=st.integers(1, 1 << 22))
+    def an_agent_knows_a_higher_token(self, lane: str, ahead: int) -> None:
+        """The store is an older copy: what it orders next is refused."""
+        card = self.rig.spec.tenants[lane].card if lane in self.rig.spec.tenants else "gpu0"
+        self.rig.agent.marks[card, lane or None] = (self.rig.read().next_token + ahead, 1)
+
+    @precondition(lambda self: bool(self.rig.gateways))
+    @rule(data=st.data())
+    def a_gateway_knows_a_higher_epoch(self, data: st.DataObject) -> None:
+        gateway = self.rig.gateways[data.draw(st.sampled_from(sorted(self.rig.gateways)))]
+        for tenant, gate in [*gateway.gates.items()]:
+            gateway.gates[tenant] = Gate(gate.epoch + 2, open=gate.open)
+
+    # What must hold.
+
+    @invariant()
+    def everything_fits_together(self) -> None:
+        if hasattr(self, "rig"):
+            self.rig.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "rig"):
+            self.rig.rest()
+            self.rig.check()
+            self.rig.folded()
+
+    def _then(self, then: str) -> None:
+        match then:
+            case "look":
+                self.rig.settle()
+            case "go on":
+                self.rig.settle()
+                self.it_goes_on()
+            case _:
+                pass
+
+    def _active(self) -> list[str]:
+        return [name for name in self.rig.asked if self.rig.lease(name).state not in FINAL]
+
+    def _unproved(self) -> list[tuple[str, int]]:
+        return [
+            (swap.id, at)
+            for swap in self.rig.library.swaps(5, None)
+            for at, talk in enumerate(swap.conversations)
+            if talk.result is ProofResult.UNPROVED
+        ]
+
+
+@pytest.mark.timeout(400)
+def test_the_core_keeps_its_promises_whatever_happens() -> None:
+    """To find a failure's shortest story takes longer than a test otherwise may."""
+    run_state_machine_as_test(
+        Everything,
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=STEPS,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+        ),
+    )
