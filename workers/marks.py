@@ -22,7 +22,7 @@ from swapper.core.types import Command, Report
 from swapper.errors import ConfigError
 
 REPORTS_KEPT = 32
-"""Reports remembered per (card, tenant): more than one swap sends to one tenant and has not yet heard back from."""
+"""Reports remembered per (card, tenant), all of the newest token: more than one swap waits for from one tenant."""
 
 COMPACT_BYTES = 4 << 20
 """The log is written anew while in use once it is longer than this, and twice what it was when last compacted."""
@@ -76,7 +76,10 @@ _Line = _Begun | _Done | _Read
 
 @dataclass(slots=True)
 class _LaneRecord:
-    """`open`: what was begun with the mark, side by side, and is not answered. All of it has the mark's token."""
+    """`open`: what was begun with the mark, side by side, and is not answered; `done`: what was answered.
+
+    All of it has the mark's token: what an older one came to says nothing of what is so now.
+    """
 
     mark: Pair = (0, 0)
     open: set[Pair] = field(default_factory=set[Pair])
@@ -286,6 +289,8 @@ class Marks:
 
 def _enter(record: _LaneRecord, begun: _Begun) -> None:
     mark = (begun.token, begun.n)
+    if mark[0] > record.mark[0]:
+        record.done = {}
     if mark >= record.mark:
         ns = (begun.n,) if begun.open is None else begun.open
         record.mark = mark
@@ -299,6 +304,10 @@ def _content(command: Command) -> str:
 
 def _remember(record: _LaneRecord, done: _Done) -> None:
     pair = (done.report.token, done.report.n)
+    if pair[0] < record.mark[0]:
+        return
+    if pair[0] > record.mark[0]:
+        record.done = {}
     if pair > record.mark:
         record.mark, record.open = pair, set()
     record.open.discard(pair)
