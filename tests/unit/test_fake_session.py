@@ -90,3 +90,13 @@ async def test_a_refusal_is_told_in_the_servers_words(tmp_path: Path) -> None:
         router.faults.set(Fault(Verb.LOAD, Kind.ERROR, status=500))
         with pytest.raises(BackendRefused, match="made to fail"):
             await backend.load(ALPHA)
+
+
+@virtual
+async def test_a_child_that_loads_and_then_answers_nothing_does_not_stay(tmp_path: Path) -> None:
+    async with backed(tmp_path) as (router, backend):
+        router.faults.set(Fault(Verb.LOAD, Kind.MUTE))
+        with pytest.raises(BackendDown):
+            await backend.load(ALPHA)
+        assert router.vram.used_mib == 0
+        await backend.load(ALPHA)

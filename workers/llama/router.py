@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from workers.backend import (
     Saved,
     SaveUnsupported,
     SlotUse,
+    SnapshotInfo,
     TenantState,
 )
 from workers.llama.answer import answer_over, last_was_ours, only_trace, smallest_answer
@@ -200,6 +201,18 @@ class LlamaRouter:
         if self._keeper is not None:
             self._keeper.read_ahead(tenant)
         model, fresh = await self._brought(name)
+        try:
+            fingerprint, snapshots = await self._readied(tenant, model, fresh=fresh)
+        except BackendError:
+            if fresh:  # it listens and does not answer: left there, it would be taken for one that does
+                with suppress(BackendError):
+                    await self._lifecycle.unload(name, (await self._run(model)).child, self._limits.answer_s)
+            raise
+        self._released.discard(name)
+        backend_ms = (loop.time() - began) * 1000
+        return Loaded(fingerprint.n_parallel, fingerprint.n_ctx_slot, snapshots, backend_ms)
+
+    async def _readied(self, tenant: str, model: Model, *, fresh: bool) -> tuple[Fingerprint, tuple[SnapshotInfo, ...]]:
         fingerprint = await self._fingerprint(model)
         snapshots = await self._keeper.listing(tenant, fingerprint, port_of(model)) if self._keeper is not None else ()
         if fresh:  # not beside the above: on a CPU the model's threads spin, and every other one then delays them
@@ -207,9 +220,7 @@ class LlamaRouter:
             run = await self._run(model)
             run.ours = True
             run.restored.clear()  # it may have been asleep, which empties its slots
-        self._released.discard(name)
-        backend_ms = (loop.time() - began) * 1000
-        return Loaded(fingerprint.n_parallel, fingerprint.n_ctx_slot, snapshots, backend_ms)
+        return fingerprint, snapshots
 
     async def _once_up(self, name: str) -> Model | None:
         """Ask for the load; a router that is being started (again) gets its time to come up first."""
