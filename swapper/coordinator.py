@@ -147,6 +147,8 @@ class Coordinator:
                 await self._observed(report)
             case "proof":
                 await self._proof(report)
+            case "ahead":
+                await self._decide(lambda world: machine.on_gate_ahead(world, self._spec, report))
             case _:
                 await self._refused(report)
 
@@ -165,6 +167,7 @@ class Coordinator:
         if await self._decide(lambda world: rollback.on_mark(world, self._spec, mark)):
             await self._store.raise_token(mark)
             self._world = None
+            self._caught_up = False  # it may have lost commands that were not carried out, and heartbeats
 
     async def _observed(self, report: Report) -> None:
         self.seen.states.update(cast("Mapping[str, str]", report.data.get("tenants", {})))

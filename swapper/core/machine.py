@@ -18,7 +18,20 @@ from swapper.core.draft import Draft
 from swapper.core.policy import Choice
 from swapper.core.spec import Spec
 from swapper.core.steps import enter
-from swapper.core.types import ACTIVE, Card, Departed, Hold, Lease, LeaseState, ProofResult, Report, Step, Swap, World
+from swapper.core.types import (
+    ACTIVE,
+    Card,
+    Departed,
+    Gate,
+    Hold,
+    Lease,
+    LeaseState,
+    ProofResult,
+    Report,
+    Step,
+    Swap,
+    World,
+)
 
 BEFORE_RELEASE = frozenset({Step.CLOSE, Step.DRAIN, Step.SAVE})
 
@@ -106,6 +119,24 @@ def on_gate_refused(world: World, spec: Spec, report: Report) -> Commit | None:
     draft.update(pending=tuple(c for c in card.swap.pending if c not in same))
     raised = draft.gate(command.tenant, open_=command.verb == Step.OPEN, above=epoch)
     draft.tell_gateways(command.verb, command.tenant, {**command.args, "epoch": raised})
+    return draft.commit()
+
+
+def on_gate_ahead(world: World, spec: Spec, report: Report) -> Commit | None:
+    """A gateway knows a higher epoch than ours (the store was rolled back): go above it, with the gate as it is."""
+    epoch, tenant = report.data.get("epoch"), report.tenant
+    configured = spec.tenants.get(tenant or "")
+    if tenant is None or configured is None or not isinstance(epoch, int):
+        return None
+    gate = world.gates.get(tenant, Gate(0, open=False))
+    if gate.epoch >= epoch:
+        return None
+    draft = Draft(world, spec, world.cards.get(configured.card) or Card(configured.card))
+    raised = draft.gate(tenant, open_=gate.open, above=epoch)
+    if gate.open:
+        draft.order(Step.OPEN, tenant, {"epoch": raised, "swap": None, "unproved": []})
+    else:
+        draft.order(Step.CLOSE, tenant, {"epoch": raised})
     return draft.commit()
 
 
@@ -336,6 +367,7 @@ def extend_after_gap(world: World, floor_ms: int = 30_000) -> Commit | None:
 
 __all__ = [
     "extend_after_gap",
+    "on_gate_ahead",
     "on_gate_refused",
     "on_hello",
     "on_observed",

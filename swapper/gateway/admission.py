@@ -278,6 +278,11 @@ class Admission:
             else:
                 self.close(tenant, gate.epoch)
 
+    def ahead(self, gates: Mapping[str, Gate]) -> Mapping[str, int]:
+        """Tenants whose gate here has a higher epoch than among `gates`: who wrote those has forgotten it."""
+        mine = {tenant: side.gate.epoch for tenant, side in self._tenants.items()}
+        return {t: epoch for t, epoch in mine.items() if epoch > (gates[t].epoch if t in gates else 0)}
+
     def gate(self, tenant: str) -> Gate:
         """The gate as this process knows it; closed at epoch 0 before anything was heard."""
         return self._side(tenant).gate

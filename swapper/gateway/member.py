@@ -186,7 +186,7 @@ class Member:
         if self._outage or not self._admission.fresh:
             world = await self._link.read()
             self._admission.apply(world.gates)
-            self._look(world, answer=self._joined.is_set())
+            await self._look(world, answer=self._joined.is_set())
             self._outage = False
         self._admission.renew(sent_ms + self._ttl_ms)
         self._joined.set()
@@ -204,8 +204,9 @@ class Member:
                     after = events[-1].id
                     self._follow([card_of(event) for event in events if event.type == "card"])
                 elif self._admission.waiting:
-                    self._look(await self._link.read(), answer=True)
+                    await self._look(await self._link.read(), answer=True)
             except StoreDown:
+                self._outage = True
                 await asyncio.sleep(RETRY_S)
 
     def _follow(self, cards: Sequence[Card]) -> None:
@@ -214,11 +215,14 @@ class Member:
             self._cards = {**self._cards, **{card.name: card for card in cards}}
             self._judge(answer=True)
 
-    def _look(self, world: World, *, answer: bool) -> None:
+    async def _look(self, world: World, *, answer: bool) -> None:
+        """Raises StoreDown. A store that was rolled back learns of the epochs it lost: below them nobody obeys."""
         self._admission.epoch_offset_ms = world.now_ms - self._admission.now()
         self._cards = dict(world.cards)
         self._judge(answer=answer)
         self._admission.apply({tenant: gate for tenant, gate in world.gates.items() if not gate.open})
+        for tenant, epoch in self._admission.ahead(world.gates).items():
+            await self._link.report(Report(self.executor, "", tenant, 0, 0, "ahead", "ok", data={"epoch": epoch}))
 
     def _judge(self, *, answer: bool) -> None:
         """A failure not seen before answers every call that waits for its tenant; who comes later waits for a retry."""
@@ -239,6 +243,7 @@ class Member:
             try:
                 stored = await self._link.outbox(self.executor, after=after, block_ms=BLOCK_MS)
             except StoreDown:
+                self._outage = True
                 await asyncio.sleep(RETRY_S)
                 continue
             for one in stored:

@@ -192,6 +192,19 @@ async def test_after_a_lapse_the_gates_are_read_anew_before_anything_is_admitted
     await member.close()
 
 
+async def test_a_store_that_comes_back_as_an_older_copy_is_told_of_the_epochs_it_lost() -> None:
+    async with serve() as gateway:
+        await told(gateway, command("close", 10, 1, epoch=7))
+        gateway.link.down = True
+        gateway.admission.on_change()
+        await gateway.link.refused.wait()
+        gateway.link.gates = {ALPHA: Gate(3, open=True)}
+        gateway.link.down = False
+        report = await gateway.link.reports.get()
+        assert (report.verb, report.tenant, report.token, report.data) == ("ahead", ALPHA, 0, {"epoch": 7})
+        assert gateway.admission.gate(ALPHA) == Gate(7, open=False)
+
+
 async def test_alone_with_the_coordinator_an_outage_of_the_store_stops_no_resident() -> None:
     clock, link, admission, member = quiet(alone=True)
     await member.start()

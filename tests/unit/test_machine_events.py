@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from swapper.core import machine
-from swapper.core.types import LeaseState, ProofResult, Report, Step, StepOutcome
+from swapper.core.types import Gate, LeaseState, ProofResult, Report, Step, StepOutcome
 from tests.support.play import GIB, MED, SLOTS, SMALL, Play, granted, offers, spec, tenant
 
 
@@ -242,3 +244,17 @@ def test_a_tenant_that_is_never_evicted_stays_beside_a_whole_lease() -> None:
     assert play.pending("vacate").args["need_mib"] == 16 * GIB
     play.run()
     assert play.card.residents == (SMALL,)
+
+
+@pytest.mark.parametrize(("open_", "verb"), [(True, "open"), (False, "close")])
+def test_a_gateway_that_knows_a_higher_epoch_gets_the_gate_as_it_is_above_that(open_: bool, verb: str) -> None:
+    """The store was rolled back; the gateway obeys nothing below the highest it saw."""
+    play = Play(spec(tenant("med")), MED)
+    play.world = replace(play.world, gates={MED: Gate(3, open=open_)})
+    ahead = Report("gateway:g1", "", MED, 0, 0, "ahead", "ok", data={"epoch": 7})
+    commit = machine.on_gate_ahead(play.world, play.spec, ahead)
+    assert commit is not None
+    assert commit.gates == {MED: Gate(8, open=open_)}
+    assert [(c.executor, c.verb, c.token, c.args["epoch"]) for c in commit.commands] == [("gateway:g1", verb, 0, 8)]
+    play.apply(commit)
+    assert machine.on_gate_ahead(play.world, play.spec, ahead) is None, "said twice"
