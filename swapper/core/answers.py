@@ -6,7 +6,7 @@ has one compensation, and compensation always ends with a declared state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -130,7 +130,10 @@ def _released(draft: Draft, command: Command, report: Report) -> None:
     """Gone, or not: a release that failed is recorded, and the probe in `vacate` has the last word."""
     if report.outcome != "ok":
         draft.finish(Step.RELEASE, command.tenant, StepOutcome.FAILED, report.detail)
-    draft.card = replace(draft.card, residents=tuple(t for t in draft.card.residents if t != command.tenant))
+    tenant, card = command.tenant, draft.card
+    kept = (c for c in draft.swap.conversations if c.tenant == tenant and c.saved)
+    saved = (*(c for c in card.saved if c.tenant != tenant), *kept)
+    draft.card = replace(card, residents=tuple(t for t in card.residents if t != tenant), saved=saved)
 
 
 def _vacated(draft: Draft, command: Command, report: Report) -> None:
@@ -193,7 +196,16 @@ def _loaded(draft: Draft, command: Command, report: Report) -> None:
         for c in candidates
         if c.refused is not None
     ]
-    draft.update(conversations=tuple(kept))
+    draft.update(conversations=(*kept, *_vanished(draft, tenant, {c.snapshot for c in candidates})))
+    draft.card = replace(draft.card, saved=tuple(c for c in draft.card.saved if c.tenant != tenant))
+
+
+def _vanished(draft: Draft, tenant: str, offered: Collection[str]) -> Iterable[Conversation]:
+    """What was saved as the tenant left and is offered no more: lost, and said so."""
+    reason = "its snapshot is gone: the slot folder has no manifest of it that can be read"
+    for talk in draft.card.saved:
+        if talk.tenant == tenant and talk.snapshot not in offered:
+            yield replace(talk, restored=False, result=ProofResult.COLD, cache_n=None, reason=reason)
 
 
 def _load_failed(draft: Draft, tenant: str, reason: str) -> None:

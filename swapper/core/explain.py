@@ -25,7 +25,7 @@ def explain_lease(world: World, spec: Spec, lease: Lease, position: int | None) 
             return f"queued{_place(position)}: {_why_queued(world, spec, lease)}"
         case LeaseState.PREPARING:
             card = world.cards.get(lease.card or "")
-            doing = doing_text(card.swap) if card and card.swap else "its swap is being started"
+            doing = doing_text(card, card.swap) if card and card.swap else "its swap is being started"
             return f"preparing: {doing}"
         case LeaseState.GRANTED:
             return lease.explain or "granted"
@@ -41,7 +41,7 @@ def explain_demand(world: World, spec: Spec, tenant: str) -> str:
     configured = spec.tenants[tenant]
     card = world.cards.get(configured.card, Card(configured.card))
     if card.swap is not None:
-        return f"waiting for {tenant}: {doing_text(card.swap)}"
+        return f"waiting for {tenant}: {doing_text(card, card.swap)}"
     failure = card.failed.get(tenant)
     if failure is not None and failure.retry_ms > world.now_ms:
         return (
@@ -50,8 +50,11 @@ def explain_demand(world: World, spec: Spec, tenant: str) -> str:
     return f"waiting for {tenant}: {_occupied(world, card) or 'its load is about to start'}"
 
 
-def doing_text(swap: Swap) -> str:
-    """What a running swap is doing."""
+def doing_text(card: Card, swap: Swap) -> str:
+    """What a running swap of the card is doing, and whose process it waits for."""
+    leaving = [f"{d.label or d.lease} (pid {d.pid})" for d in card.departed if d.pid is not None]
+    if swap.stage is Step.VACATE and leaving:
+        return f"{_DOING[swap.stage]}: waiting for {', '.join(leaving)} to end"
     whose = ", ".join(dict.fromkeys(c.tenant for c in swap.pending if c.tenant)) or swap.card
     turned = " (turned back)" if swap.back else ""
     return f"{_DOING[swap.stage]} on {whose}{turned}"
@@ -88,7 +91,7 @@ def _before(other: Lease, lease: Lease) -> bool:
 def _occupied(world: World, card: Card) -> str | None:
     if card.swap is not None:
         again = f", after {card.fault.reason}" if card.fault is not None else ""
-        return f"{card.name} is changing hands, {doing_text(card.swap)}{again}"
+        return f"{card.name} is changing hands, {doing_text(card, card.swap)}{again}"
     if card.fault is not None:
         return f"{card.name} is at fault: {card.fault.reason}"
     if card.holds:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from swapper.core import plan, steps
+from swapper.core import intruder, plan, steps
 from swapper.core.answers import compensate, settle, take
 from swapper.core.commit import Commit, LeaseChange
 from swapper.core.draft import Draft

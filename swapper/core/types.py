@@ -319,7 +319,8 @@ class Card:
     `residents` are tenant ids that serve here (their gate opens at the end of the swap that brings them).
     `return_to` are the residents it had before it left serving, None when there is nothing to go back to, and
     `return_lease` the lease that displaced them. `failed` names the tenants that could not be loaded. `ordered` is the
-    newest (token, n) at an agent that changes what is seen: what was seen before it was carried out is old.
+    newest (token, n) at an agent that changes what is seen: what was seen before it was carried out is old. `saved`:
+    conversations of tenants that left, until these are loaded again.
     """
 
     name: str
@@ -333,6 +334,7 @@ class Card:
     fault: Fault | None = None
     failed: Mapping[str, Failure] = field(default_factory=dict[str, Failure])
     ordered: tuple[int, int] = (0, 0)
+    saved: tuple[Conversation, ...] = ()
 
     @property
     def whole(self) -> Hold | None:
@@ -341,11 +343,11 @@ class Card:
 
     @property
     def phase(self) -> str:
-        """`steady`, a step, `hold` or `fault`."""
+        """`steady`, a step, `hold` or `fault` (also while a card at fault is being proved free again)."""
+        if self.fault is not None and (self.swap is None or self.swap.stage is Step.VACATE):
+            return "fault"
         if self.swap is not None:
             return self.swap.stage
-        if self.fault is not None:
-            return "fault"
         return "hold" if self.whole is not None else "steady"
 
 

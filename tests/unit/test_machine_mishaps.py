@@ -175,3 +175,78 @@ def test_a_load_that_fails_alone_stands_in_the_record_as_ended() -> None:
     swap = play.log["sw_100"]
     assert (swap.to, swap.outcome, swap.reason) == ((MED,), "compensated", "exit code 1")
     assert [r.outcome for r in swap.steps if r.tenant] == ["failed"]
+
+
+def test_a_saved_conversation_whose_snapshot_is_not_offered_any_more_is_told_cold() -> None:
+    play = granted(default=True)
+    saved = sorted(talk.snapshot for talk in play.card.saved)
+    assert len(saved) == 2
+    play.end("a")
+    play.decide()
+    play.run(until="load")
+    kept = {"snapshot": saved[0], "slot": 0, "tokens": 4000, "bytes": 1}
+    play.answer(play.pending("load"), n_slots=2, snapshots=[kept])
+    told = {talk.snapshot: talk.result for talk in play.swap.conversations}
+    assert told == {saved[0]: None, saved[1]: ProofResult.COLD}
+    assert next(talk.reason for talk in play.swap.conversations if talk.snapshot == saved[1])
+    assert play.card.saved == ()
+    assert [order.args["snapshot"] for order in play.swap.pending] == [saved[0]]
+
+
+def test_a_tenant_of_ours_that_somebody_loads_during_the_proof_becomes_the_resident_and_the_lease_waits_again() -> None:
+    play = Play(spec(tenant("med", default=True), tenant("small", 20 * GIB)), MED)
+    play.enqueue("a")
+    play.decide()
+    play.run(until="vacate")
+    assert play.observe({MED: "unloaded", SMALL: "loading"}) is False
+    assert play.observe({MED: "unloaded", SMALL: "loaded"}) is True
+    assert play.card.residents == (SMALL,)
+    assert play.world.gates[SMALL].open
+    assert play.lease("a").state is LeaseState.QUEUED
+    assert (play.card.holds, play.card.return_to) == ((), (MED,))
+    assert [swap.outcome for swap in play.log.values()] == ["compensated"]
+    play.decide()
+    assert play.swap.from_ == (SMALL,)
+    play.run()
+    assert play.lease("a").state is LeaseState.GRANTED
+
+
+def test_a_tenant_that_the_swap_itself_sent_away_or_brings_does_not_end_its_proof() -> None:
+    play = Play(spec(tenant("med", default=True)), MED)
+    play.enqueue("a")
+    play.decide()
+    play.run(until="vacate")
+    assert play.observe({MED: "loaded"}) is False, "its release may have come to nothing: the proof says so"
+    back = granted(default=True)
+    back.end("a")
+    back.decide()
+    assert back.swap.stage == "vacate"
+    assert back.observe({MED: "loaded"}) is False
+
+
+def test_a_tenant_loaded_by_somebody_that_fits_beside_does_not_end_the_proof() -> None:
+    play = Play(spec(tenant("med", default=True), tenant("small", 2 * GIB)))
+    play.decide()
+    assert play.swap.stage == "vacate"
+    assert play.observe({SMALL: "loaded"}) is False
+
+
+def test_a_card_at_fault_is_at_fault_also_while_it_is_proved_again() -> None:
+    play = granted(default=True)
+    play.end("a")
+    play.decide()
+    play.answer(play.pending("vacate"), ok=False, free_mib=0, holders=["encode (pid 9)"])
+    play.decide()
+    assert play.swap.stage == "vacate"
+    assert play.card.phase == "fault"
+
+
+def test_who_waits_for_a_departed_process_is_told_its_number_at_once() -> None:
+    play = Play(spec(tenant("med")))
+    play.enqueue("a", holder_pid=77, label="encode")
+    play.decide()
+    play.run()
+    play.end("a")
+    play.enqueue("b")
+    play.decide()
+    assert "waiting for encode (pid 77) to end" in explain_lease(play.world, play.spec, play.lease("b"), 1)
