@@ -93,12 +93,18 @@ def on_report(world: World, spec: Spec, report: Report) -> Commit | None:
 
 
 def retoken(world: World, spec: Spec, card: Card, token: int) -> Commit | None:
-    """Send what is pending again under a higher token: the agent knew a mark the store had lost."""
+    """Send what is pending again under a higher token: the agent knew a mark the store had lost.
+
+    What was proved before a load may be so no more: whatever came onto the card since is forgotten.
+    """
     if card.swap is None or token <= card.swap.token:
         return None
     draft = Draft(world, spec, card)
     pending = card.swap.pending
     draft.begin(replace(card.swap, token=token, pending=()))
+    if card.swap.stage is Step.LOAD:
+        enter(draft, Step.VACATE)
+        return draft.commit()
     for command in pending:
         draft.command(command.executor, command.verb, command.tenant, command.args)
     return draft.commit()
@@ -280,14 +286,19 @@ def on_hello(world: World, spec: Spec, host: str, mark: int) -> Commit | None:
 
 
 def on_observed(world: World, spec: Spec, card: Card, states: Mapping[str, str], free_mib: int | None) -> Commit | None:
-    """What the agents see, against what the card should be (level-triggered; only between swaps).
+    """What the agents see, against what the card should be (level-triggered; between swaps, but for one case).
 
     `states` maps tenant ids of this card to TenantState values; `free_mib` is the probe's reading. A resident that is
     gone is brought back, a stranger that is loaded becomes a resident where it fits, a fault is left when the probe is
-    clear.
+    clear. While the card is being proved free, one of ours that somebody loads meanwhile ends that (intruder.py).
     """
     if card.swap is not None:
-        return None
+        found = intruder.in_the_way(spec, card, card.swap, states) if intruder.proving(card) else ()
+        if not found:
+            return None
+        draft = Draft(world, spec, card)
+        intruder.make_way(draft, found)
+        return draft.commit()
     lost = tuple(t for t in card.residents if states.get(t) in ("unloaded", "failed", "stopped"))
     if lost:
         return _lose(world, spec, card, lost)

@@ -258,3 +258,16 @@ def test_a_gateway_that_knows_a_higher_epoch_gets_the_gate_as_it_is_above_that(o
     assert [(c.executor, c.verb, c.token, c.args["epoch"]) for c in commit.commands] == [("gateway:g1", verb, 0, 8)]
     play.apply(commit)
     assert machine.on_gate_ahead(play.world, play.spec, ahead) is None, "said twice"
+
+
+def test_a_load_that_goes_out_again_under_a_higher_token_is_preceded_by_a_new_proof() -> None:
+    """The store was rolled back to the load: what came onto the card since is forgotten, and may still be there."""
+    play = Play(spec(tenant("med", default=True)))
+    play.decide()
+    play.run(until="load")
+    commit = machine.retoken(play.world, play.spec, play.card, play.swap.token + 100)
+    assert commit is not None
+    play.apply(commit)
+    assert [(c.verb, c.token, c.args["need_mib"]) for c in play.swap.pending] == [("vacate", play.swap.token, 8 * GIB)]
+    play.run()
+    assert play.card.residents == (MED,)
