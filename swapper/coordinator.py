@@ -58,6 +58,7 @@ class Coordinator:
         self._world: World | None = None
         self._read_at, self._read_ms = 0.0, 0
         self._last_turn_ms: int | None = None
+        self._token = 0
         self.seen = Seen()
         self.listening = asyncio.Event()
         """Set once reports are heard: an agent that says hello before is heard with its next observation."""
@@ -75,10 +76,11 @@ class Coordinator:
                 await asyncio.sleep(BACKOFF_S)
 
     async def _catch_up(self) -> None:
-        """After a start or a gap: cards exist, leases get their grace, pending commands go out again."""
+        """After a start or a gap: a store put back is told, leases get their grace, pending commands go out again."""
         self._world = None
         self._after = (await self._store.inputs(after="$", block_ms=0)).last
         self.listening.set()
+        await self._raise(self._token)
         await self._extend()
         for name in self._spec.cards:
             await self._decide(lambda world, name=name: machine.resume(world, self._spec, card_of(world, name)))
@@ -135,6 +137,7 @@ class Coordinator:
         """The store's view: what we commit is applied to it, and after a conflict it is read again."""
         if self._world is None:
             self._world = await self._store.read()
+            self._token = max(self._token, self._world.token)
             self._read_at, self._read_ms = asyncio.get_running_loop().time(), self._world.now_ms
         return self._world
 
@@ -237,6 +240,7 @@ class Coordinator:
             self._world = None
             if isinstance(await self._store.commit(commit), Committed):
                 self._world = apply(world, commit)
+                self._token = max(self._token, self._world.token)
                 self._remember(world, commit)
                 return True
         log.warning("gave up after conflicts; what is pending is sent again", tries=RETRIES)

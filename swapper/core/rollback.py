@@ -1,7 +1,7 @@
 """A store that was put back: how it is noticed, and what is said of it. Pure.
 
-Whatever an agent obeyed was committed with its token before it was sent, so an agent that obeyed a higher token than
-the store ever gave out proves that the store lost something. What it lost it cannot name.
+A token is committed before anybody hears of it. A higher one than the store has, known to an agent that obeyed it or
+to a coordinator that gave it out, proves that the store lost something. What it lost it cannot name.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ def on_mark(world: World, spec: Spec, mark: int) -> Commit | None:
     if mark <= world.token:
         return None
     text = (
-        f"the store is an older copy of itself, or a new one: an agent has carried out token {mark}, and none above "
-        f"{world.token} was given out; leases asked for or granted since then are lost, and each card is taken as its "
-        "agent sees it"
+        f"the store is an older copy of itself, or a new one: token {mark} was given out, and it knows of none above "
+        f"{world.token}; leases asked for or granted since then are lost, and each card is taken as its agent sees it"
     )
     data = {"mark": str(mark), "token": str(world.token)}
     return Commit(alerts=tuple(Alert(name, text, data) for name in spec.cards))

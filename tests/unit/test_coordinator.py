@@ -180,6 +180,31 @@ async def test_a_token_of_another_coordinator_that_our_view_has_not_seen_is_no_r
     assert "alert" not in {event.type for event in await rig.store.events(after="0", limit=500, block_ms=0)}
 
 
+async def test_a_store_that_returns_with_a_lower_counter_was_put_back_and_it_is_said_before_anything_is_decided(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rig.hands.hello()
+    ours = (await rig.until(serving)).token
+    monkeypatch.setattr(module, "BACKOFF_S", 0.01)
+    read, inputs, outage = rig.store.read, rig.store.inputs, [StoreDown("killed")]
+
+    async def put_back(*, now_ms: int | None = None) -> World:
+        return replace(await read(now_ms=now_ms), token=5)
+
+    async def down_once(*, after: str, block_ms: int) -> Inputs:
+        if outage:
+            monkeypatch.setattr(rig.store, "read", put_back)
+            raise outage.pop()
+        return await inputs(after=after, block_ms=block_ms)
+
+    monkeypatch.setattr(rig.store, "inputs", down_once)
+    seen = (await rig.store.events(after="0", limit=500, block_ms=0))[-1].id
+    await rig.store.wake()
+    async with asyncio.timeout(10):
+        first, *_ = await rig.store.events(after=seen, limit=1, block_ms=5_000)
+    assert (first.type, f"token {ours} was given out" in first.data) == ("alert", True)
+
+
 async def test_what_was_seen_before_the_last_command_was_carried_out_is_not_believed(rig: Rig) -> None:
     await rig.hands.hello()
     world = await rig.until(serving)
