@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar, cast
+from uuid import uuid4
 
 import psutil
 
@@ -42,6 +43,19 @@ def eventually(look: Callable[[], T | None], what: str, limit_s: float = BACK_S)
             said = str(error)
         time.sleep(0.01)
     raise AssertionError(f"not within {limit_s:g} s: {what} ({said})")
+
+
+def ends(process: psutil.Process) -> None:
+    """Kill a process and see it gone (a zombie that init or its parent has not yet reaped is gone)."""
+    process.kill()
+
+    def gone() -> bool:
+        try:
+            return process.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    eventually(gone, f"process {process.pid} ends")
 
 
 class Held(Server):
@@ -72,11 +86,19 @@ class Held(Server):
         os.kill(self.pid, signal.SIGCONT)
         eventually(lambda: not self.stopped(), "the server goes on")
 
+    def freeze(self) -> None:
+        """Stop it wherever it is, as a debugger or a full disk queue would."""
+        os.kill(self.pid, signal.SIGSTOP)
+        eventually(self.stopped, "the server stops")
+
     def store(self) -> psutil.Process:
         """The process of its embedded store."""
-        found = embedded.running(self.state_dir)
-        assert found is not None, "the store does not run"
+        found = eventually(lambda: embedded.running(self.state_dir), "the store runs")
         return psutil.Process(found.pid)
+
+    def kill_store(self) -> None:
+        """Kill its store as the kernel would, and wait until it is gone."""
+        ends(self.store())
 
     def try_get(self, path: str) -> Json | None:
         """GET; None while the server cannot answer."""
@@ -118,7 +140,7 @@ class Client:
     def lease(self, label: str, *, ttl_s: int = 60) -> Future[Json]:
         """A whole lease of the card: done once it is granted or ended."""
         body = json.dumps({"card": "gpu0", "label": label, "ttl_s": ttl_s}).encode()
-        headers = {"Content-Type": "application/json", "Idempotency-Key": label}
+        headers = {"Content-Type": "application/json", "Idempotency-Key": str(uuid4())}
 
         def ask() -> Json | None:
             request = urllib.request.Request(self._server.url + "/api/leases?wait=5", body, headers, method="POST")
@@ -170,6 +192,34 @@ def back(server: Server, *tenants: str, limit_s: float = BACK_S) -> Json:
 def cache_n(answer: Json) -> int:
     """Tokens of the prompt that the server still had."""
     return cast("dict[str, int]", answer["timings"])["cache_n"]
+
+
+def granted(asked: Future[Json]) -> Json:
+    """The lease, which must be granted."""
+    lease = asked.result(BACK_S)
+    assert lease["state"] == "granted", lease
+    return lease
+
+
+def token(lease: Json) -> int:
+    """The lease's fencing token."""
+    return cast("int", lease["token"])
+
+
+def warm(server: Server) -> None:
+    """alpha is back, and the conversation of the story was not read again."""
+    back(server, "llama/alpha")
+    assert cache_n(server.chat("alpha", STORY)) >= len(STORY), "the story was read again"
+
+
+def status_of(call: Callable[[], object]) -> int:
+    """The status of a call that is refused; 200 when it is not."""
+    try:
+        call()
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code
+    return 200
 
 
 def accounted(server: Server) -> list[Json]:
