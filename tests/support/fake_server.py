@@ -21,6 +21,7 @@ import gguf
 import pytest
 from aiohttp import web
 
+from swapper.demo.models import write_preset
 from tests.support.fake_child import FakeChild
 from tests.support.fake_router import FakeRouter
 from tests.support.fake_slots import Attention, FakeModel
@@ -52,7 +53,9 @@ class FakeServer:
     ) -> None:
         self.folder = folder
         self.slot_dir = folder / "slots"
+        self.preset = folder / "presets.ini"
         self.slot_dir.mkdir(parents=True, exist_ok=True)
+        write_preset(self.preset, models, parallel=parallel, ctx=ctx, defaults=defaults, overrides=overrides)
         self.port = free_port()
         common = {"ctx-size": str(ctx), "parallel": str(parallel), **(defaults or {})}
         described = [

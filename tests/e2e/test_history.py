@@ -1,0 +1,122 @@
+"""Clients hammer the lease API while serve and its store are killed and stopped; what they saw must fit together."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import cast
+
+import aiohttp
+import psutil
+import pytest
+
+from swapper.demo.models import make_models
+from swapper.store import embedded
+from tests.support import hammer
+from tests.support.fake_server import FakeServer
+from tests.support.hammer import Book, Client
+from tests.support.history import judge
+from tests.support.router import RealRouter
+from tests.support.server import Json, Server
+
+CLIENTS = 8
+BETWEEN = 12
+"""So many leases are granted between one accident and the next."""
+ACCIDENTS = ("kill serve", "stop serve", "kill store", "stop store", "kill both", "kill store", "kill serve")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    router = FakeServer(tmp_path / "router", make_models(tmp_path, ["alpha"]))
+    server = Server(tmp_path / "swapper", cast("RealRouter", router), {"alpha": "{vram: 8GiB, default: true}"})
+    with server.config.open("a") as config:
+        config.write("policy: {grace: 0.2s}\n")
+    router.start()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+        router.stop()
+
+
+async def test_what_clients_saw_through_kills_and_stops_fits_together(server: Server) -> None:
+    book, up = Book(), asyncio.Event()
+    up.set()
+    async with hammer.session() as session:
+        async with asyncio.TaskGroup() as group:
+            calling = group.create_task(_call_by_name(session, server.url, up))
+            clients = [Client(number, server.url, book, up, seed=1) for number in range(CLIENTS)]
+            running = [group.create_task(client.run(session)) for client in clients]
+            for accident in ACCIDENTS:
+                await book.until(grants=BETWEEN)
+                await _happens(accident, server, book, up)
+            clients[0].careless = True
+            await book.until(grants=BETWEEN)
+            for client in clients:
+                client.done.set()
+            await asyncio.wait(running)
+            calling.cancel()
+        await asyncio.to_thread(server.until, _rests)
+        leases, stored = await hammer.stored(session, server.url)
+        events = await hammer.events(session, server.url)
+    print(f"{len(leases)} leases, {len(book.granted)} granted, {len(book.calls)} calls, {book.unknown} without an answer")
+    assert judge(book.calls, leases, events, stored) == []
+    assert len(book.granted) > len(ACCIDENTS) * BETWEEN
+    assert book.unknown >= len(ACCIDENTS)
+
+
+def _rests(status: Json) -> list[Json]:
+    """The card, once nobody waits or holds and its resident serves."""
+    (card,) = cast("list[Json]", status["cards"])
+    rests = not status["leases"] and card["phase"] == "steady" and card["residents"] == ["llama/alpha"]
+    return [card] if rests else []
+
+
+async def _happens(accident: str, server: Server, book: Book, up: asyncio.Event) -> None:
+    store = embedded.running(server.state_dir)
+    assert store is not None
+    what, _, whom = accident.partition(" ")
+    if what == "stop":
+        pid = server.pid if whom == "serve" else store.pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            await book.until(unknown=2)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        return
+    up.clear()
+    if whom != "serve":
+        psutil.Process(store.pid).kill()
+    if whom != "store":
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.start)
+    await asyncio.to_thread(_answers, server)
+    up.set()
+
+
+def _answers(server: Server) -> None:
+    """Wait until its store is there again."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            server.get("/api/leases?limit=1")
+            return
+        except OSError:
+            time.sleep(0.02)
+    raise AssertionError("no store in 30 s")
+
+
+async def _call_by_name(session: aiohttp.ClientSession, url: str, up: asyncio.Event) -> None:
+    """Somebody talks to the model, so that it comes back between leases and its conversation is kept."""
+    body = {"model": "alpha", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+    while True:
+        await up.wait()
+        with suppress(aiohttp.ClientError, TimeoutError):
+            async with session.post(f"{url}/v1/chat/completions", json=body) as answer:
+                await answer.read()
