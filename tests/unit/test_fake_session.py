@@ -6,17 +6,20 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from swapper.errors import BackendDown, BackendGone, BackendRefused
+from tests.support.fake_child import FakeChild
 from tests.support.fake_faults import Fault, Kind, Verb
 from tests.support.fake_router import FakeRouter
 from tests.support.fake_session import no_sockets
 from tests.support.fake_slots import FakeModel
 from tests.support.virtual_time import virtual
 from workers.backend import SaveArgs, TenantState
+from workers.llama import router as router_module
 from workers.llama.http import READ_S
 from workers.llama.router import LlamaRouter
 
@@ -100,3 +103,36 @@ async def test_a_child_that_loads_and_then_answers_nothing_does_not_stay(tmp_pat
             await backend.load(ALPHA)
         assert router.vram.used_mib == 0
         await backend.load(ALPHA)
+
+
+@dataclass(frozen=True)
+class Process:
+    """A fake child, as the product would find its process."""
+
+    child: FakeChild
+
+    def alive(self) -> bool:
+        return self.child.alive
+
+    def environ(self) -> tuple[str, ...]:
+        return ()
+
+
+@virtual
+async def test_what_a_dead_router_left_behind_is_counted_although_the_next_one_knows_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with backed(tmp_path) as (router, backend):
+
+        def find(model: str, port: str) -> Process:
+            child = router.child(model, port)
+            assert child is not None
+            return Process(child)
+
+        monkeypatch.setattr(router_module, "find_child", find)
+        await backend.load(ALPHA)
+        router.die()
+        router.start()
+        assert await backend.observe() == {ALPHA: TenantState.UNREACHABLE}
+        await asyncio.sleep(router.pace.orphan_s + 0.1)
+        assert await backend.observe() == {ALPHA: TenantState.UNLOADED}

@@ -274,10 +274,20 @@ class LlamaRouter:
         with self._forgetting(name):
             answer = await patiently(call, f"restore of {snapshot}", self._limits.restore_s, lambda: len(run.restored))
         if answer.n_restored != manifest.tokens:
-            raise BackendError(f"llama-server restored {answer.n_restored} of {manifest.tokens} tokens of {snapshot}")
+            wrong = f"llama-server restored {answer.n_restored} of {manifest.tokens} tokens of {snapshot}"
+            raise BackendError(f"{wrong}, {await self._taken_back(name, slot)}")
         run.restored[slot] = snapshot
         keeper.restored(snapshot)
         return Restored(slot, answer.n_restored, answer.timings.restore_ms)
+
+    async def _taken_back(self, name: str, slot: int) -> str:
+        """What is called cold must not be found in its slot: empty it; says how that went."""
+        try:
+            with self._forgetting(name):
+                await self._http.erase(name, slot)
+        except BackendError as error:
+            return f"and slot {slot} could not be emptied again: {error}"
+        return f"so slot {slot} was emptied again"
 
     def _local_path(self, path: str) -> str:
         for theirs in sorted(self._paths, key=len, reverse=True):
@@ -287,8 +297,13 @@ class LlamaRouter:
         return path
 
     def _state(self, model: Model | None) -> TenantState:
-        """As `state_of`, but what we released ourselves is not failed, even if its process had to be killed."""
+        """As `state_of`, but what we released ourselves is not failed, even if its process had to be killed.
+
+        A router that is there again at once knows nothing of the processes that the one before it left behind.
+        """
         state = state_of(model)
+        if model is not None and not state.holds_vram and self._left_behind(model.name) is TenantState.UNREACHABLE:
+            return TenantState.UNREACHABLE
         ours = model is not None and state is TenantState.FAILED and model.name in self._released
         return TenantState.UNLOADED if ours else state
 
