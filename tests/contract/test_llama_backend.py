@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from itertools import count
 from pathlib import Path
 
 import pytest
 
 from swapper.errors import BackendError, BackendRefused
-from swapper.snapshots.manifest import MANIFEST_SUFFIX
+from swapper.snapshots.manifest import MANIFEST_SUFFIX, Manifest
 from tests.contract.conftest import Router, World
 from tests.contract.talk import Talk, until
 from workers.backend import SaveArgs, Saved, SaveUnsupported, SlotUse, TenantState
+from workers.llama import slots
 from workers.llama.http import RouterHttp
 from workers.llama.router import LlamaRouter
 
@@ -200,6 +203,59 @@ async def test_a_slot_that_was_taken_is_not_overwritten(backend: LlamaRouter, ta
     await talk.say("alpha", LONG, slot=0)
     saved = await save(backend, "alpha")
     with pytest.raises(BackendRefused, match=r"slot 0 was taken: it holds \d+ tokens"):
+        await backend.restore("llama/alpha", saved.snapshot, 0)
+
+
+async def test_a_restore_that_cannot_be_noted_on_a_full_disk_is_a_restore(
+    backend: LlamaRouter, talk: Talk, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fresh_load(backend, "alpha")
+    await talk.say("alpha", LONG, slot=0)
+    saved = await save(backend, "alpha")
+    await fresh_load(backend, "alpha")
+
+    def full(_manifest: Manifest) -> bytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(slots, "encode", full)
+        assert (await backend.restore("llama/alpha", saved.snapshot, 0)).tokens == saved.tokens
+    assert (await talk.say("alpha", LONG, slot=0))["timings"]["cache_n"] > 0.9 * saved.tokens
+    assert not list(world.slots.glob("*.tmp"))
+
+
+async def wrongly_sealed(backend: LlamaRouter, talk: Talk, world: World) -> Saved:
+    """A snapshot whose manifest speaks of 5 tokens."""
+    await fresh_load(backend, "alpha")
+    await talk.say("alpha", LONG, slot=0)
+    saved = await save(backend, "alpha")
+    await backend.close()
+    manifest = world.slots / (saved.snapshot + MANIFEST_SUFFIX)
+    manifest.write_text(manifest.read_text().replace(f'"tokens": {saved.tokens}', '"tokens": 5'))
+    await fresh_load(backend, "alpha")
+    return saved
+
+
+async def test_a_restore_judged_wrong_leaves_nothing_in_its_slot(
+    backend: LlamaRouter, talk: Talk, world: World
+) -> None:
+    saved = await wrongly_sealed(backend, talk, world)
+    with pytest.raises(BackendError, match=rf"restored {saved.tokens} of 5 tokens of .*, so slot 0 was emptied again"):
+        await backend.restore("llama/alpha", saved.snapshot, 0)
+    assert (await backend.quiesce("llama/alpha")).slots == ()
+    assert (await talk.say("alpha", LONG, slot=0))["timings"]["cache_n"] == 0
+
+
+async def test_a_wrong_restore_that_cannot_be_taken_back_says_so(
+    backend: LlamaRouter, talk: Talk, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = await wrongly_sealed(backend, talk, world)
+
+    async def refuse(_http: RouterHttp, _model: str, _slot: int) -> None:
+        raise BackendRefused("no", 500)
+
+    monkeypatch.setattr(RouterHttp, "erase", refuse)
+    with pytest.raises(BackendError, match=r"of 5 tokens of .*, and slot 0 could not be emptied again: no"):
         await backend.restore("llama/alpha", saved.snapshot, 0)
 
 

@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import CapturingLogger
 
 from swapper.snapshots.manifest import Fingerprint, GgufIdentity, Manifest
-from workers.llama import keeping
+from workers.llama import keeping, slots
 from workers.llama.keeping import Keeper
 from workers.llama.slots import Keep, SlotFolder
 
@@ -132,6 +132,25 @@ async def test_a_restored_snapshot_stays_when_its_slot_was_not_saved_or_holds_a_
     keeper.tidy(MED)
     listed = {info.snapshot for info in await keeper.listing(MED, NOW, "1")}
     assert listed == {"a.kv", "b.kv", "stranger.kv", "another-slot.kv"}
+
+
+@pytest.mark.parametrize("lost", ["disk", "manifest"])
+async def test_a_restore_that_cannot_be_noted_is_told_in_the_log_and_kept(
+    keeper: Keeper, folder: SlotFolder, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    said = CapturingLogger()
+    monkeypatch.setattr(keeping, "_log", said)
+    save(keeper, "a.kv")
+    if lost == "manifest":
+        folder.forget("a.kv")
+
+    def full(_manifest: Manifest) -> bytes:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(slots, "encode", full)
+    keeper.restored("a.kv")
+    assert [(call.method_name, call.kwargs["snapshot"]) for call in said.calls] == [("warning", "a.kv")]
+    monkeypatch.undo()
 
 
 async def test_what_goes_and_why_is_in_the_log(

@@ -1,4 +1,4 @@
-"""A snapshot that must not be restored is told of in one visit, then passed over; it stays, and may come back."""
+"""A snapshot that must not be restored is told of in one run, then passed over; it stays, and may come back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from structlog.testing import CapturingLogger
 
 from swapper.snapshots.manifest import Fingerprint, GgufIdentity, Manifest
 from workers.llama import refused
-from workers.llama.keeping import Keeper
+from workers.llama.keeping import LISTED, Keeper
 from workers.llama.refused import NOTE_SUFFIX
 from workers.llama.slots import Keep, SlotFolder
 
@@ -49,19 +49,55 @@ def damage(folder: SlotFolder, name: str) -> None:
     (folder.path / name).write_bytes(bytes(99) + b"\1")
 
 
-async def listed(keeper: Keeper, visit: str, now: Fingerprint = NOW) -> dict[str, str | None]:
-    return {info.snapshot: info.refused for info in await keeper.listing(MED, now, visit)}
+async def listed(keeper: Keeper, run: str, now: Fingerprint = NOW) -> dict[str, str | None]:
+    return {info.snapshot: info.refused for info in await keeper.listing(MED, now, run)}
 
 
-async def test_a_refused_snapshot_is_listed_in_its_first_visit_only_and_stays(
-    keeper: Keeper, folder: SlotFolder
-) -> None:
+async def test_a_refused_snapshot_is_listed_in_its_first_run_only_and_stays(keeper: Keeper, folder: SlotFolder) -> None:
     snapshot(folder, "a.kv")
     for _ in range(2):  # a load may be asked for twice
         assert await listed(keeper, "1", UPGRADED) == {"a.kv": BUILD}
     assert await listed(keeper, "2", UPGRADED) == {}
     assert folder.size("a.kv") == 100
     assert [manifest.snapshot for manifest in folder.manifests(MED)] == ["a.kv"]
+
+
+async def test_of_very_many_refused_ones_a_load_tells_the_newest_and_how_many_more_there_are(
+    keeper: Keeper, folder: SlotFolder
+) -> None:
+    count, most = 2 * LISTED + 3, LISTED
+    for n in range(count):
+        name = f"{n:04}.kv"
+        folder.write(Manifest(name, MED, NOW, 0, 50, 100, n, boot=folder.boot))
+    snapshot(folder, "good.kv")
+    newest_first = [f"{n:04}.kv" for n in reversed(range(count))]
+
+    def more(left: int) -> dict[str, str | None]:
+        why = f"{left} more must not be restored; later loads tell of each, {most} at a time"
+        return {f"llama/med: {left} more": why}
+
+    gone = dict.fromkeys(newest_first, "its file is gone")
+    for _ in range(2):
+        seen = await listed(keeper, "1")
+        assert seen == {n: gone[n] for n in newest_first[:most]} | {"good.kv": None} | more(count - most)
+        assert next(iter(seen)) == newest_first[0]
+    assert len(list(folder.path.glob("*" + NOTE_SUFFIX))) == most
+    second = newest_first[most : 2 * most]
+    assert await listed(keeper, "2") == {n: gone[n] for n in second} | {"good.kv": None} | more(3)
+    assert await listed(keeper, "3") == {n: gone[n] for n in newest_first[2 * most :]} | {"good.kv": None}
+    assert await listed(keeper, "4") == {"good.kv": None}
+
+
+@pytest.mark.parametrize("slots", [2, LISTED + 1])
+async def test_no_more_snapshots_are_offered_than_there_can_be_room_for(
+    keeper: Keeper, folder: SlotFolder, slots: int
+) -> None:
+    now = replace(NOW, n_parallel=slots)
+    for n in range(LISTED + 2):
+        (folder.path / f"{n:04}.kv").write_bytes(bytes(100))
+        folder.write(Manifest(f"{n:04}.kv", MED, now, 0, 50, 100, n, boot=folder.boot))
+    offered = [f"{n:04}.kv" for n in reversed(range(LISTED + 2))][: max(LISTED, slots)]
+    assert list(await listed(keeper, "1", now)) == offered
 
 
 async def test_what_was_told_is_known_after_a_restart(keeper: Keeper, folder: SlotFolder) -> None:
@@ -74,8 +110,8 @@ async def test_what_was_told_is_known_after_a_restart(keeper: Keeper, folder: Sl
 
 async def test_a_refused_snapshot_is_offered_again_when_the_reason_is_gone(keeper: Keeper, folder: SlotFolder) -> None:
     snapshot(folder, "a.kv")
-    for visit in ("1", "2"):
-        await listed(keeper, visit, UPGRADED)
+    for run in ("1", "2"):
+        await listed(keeper, run, UPGRADED)
     assert await listed(keeper, "3") == {"a.kv": None}
 
 
@@ -148,6 +184,6 @@ async def test_a_refusal_is_in_the_log_once_with_its_reason(
     said = CapturingLogger()
     monkeypatch.setattr(refused, "_log", said)
     snapshot(folder, "a.kv")
-    for visit in ("1", "1", "2"):
-        await listed(keeper, visit, UPGRADED)
+    for run in ("1", "1", "2"):
+        await listed(keeper, run, UPGRADED)
     assert [call.kwargs for call in said.calls] == [{"snapshot": "a.kv", "why": BUILD}]

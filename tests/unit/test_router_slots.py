@@ -12,6 +12,7 @@ import pytest
 
 from swapper.errors import BackendError
 from swapper.snapshots.manifest import MANIFEST_SUFFIX, Fingerprint, GgufIdentity, Manifest
+from workers.llama import slots
 from workers.llama.slots import AGE_MS, Keep, SlotFolder
 
 NOW = Fingerprint("med", GgufIdentity("/m/med.gguf", "abc", 10, 5), "b1", 4096, 2, False)
@@ -88,6 +89,21 @@ def test_the_digest_arrives_in_the_manifest_and_finds_a_changed_byte(folder: Slo
     assert "damaged" in (folder.damage("a.kv") or "")
 
 
+def test_a_byte_changed_in_place_under_the_old_time_is_found(folder: SlotFolder) -> None:
+    folder.settle(snapshot(folder, "a.kv"))
+    assert folder.verified("a.kv")
+    path = folder.path / "a.kv"
+    before = path.stat()
+    while path.stat().st_ctime_ns == before.st_ctime_ns:  # the kernel's clock has its ticks
+        with path.open("r+b") as file:
+            file.write(b"\1")
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    assert (after.st_ino, after.st_size, after.st_mtime_ns) == (before.st_ino, before.st_size, before.st_mtime_ns)
+    assert not folder.verified("a.kv")
+    assert "damaged" in (folder.damage("a.kv") or "")
+
+
 def test_a_file_deleted_before_its_digest_was_known_is_left_alone(folder: SlotFolder) -> None:
     manifest = snapshot(folder, "a.kv")
     folder.remove("a.kv")
@@ -141,7 +157,7 @@ def test_a_snapshot_goes_after_a_week_where_no_age_is_configured_even_an_only_co
     assert [(r.snapshot, r.why) for r in folder.prune(Keep(), AGE_MS + 1)] == [("a.kv", "older than 168 h")]
 
 
-def test_the_budget_spares_every_save_of_the_visit_that_just_ended(folder: SlotFolder) -> None:
+def test_the_budget_spares_every_save_of_the_run_that_just_ended(folder: SlotFolder) -> None:
     for n in (1, 2, 3):
         snapshot(folder, f"{n}.kv", saved_ms=n, token=n)
     assert gone(folder, Keep(bytes=0), current={"2.kv", "3.kv"}) == ["1.kv"]
@@ -157,6 +173,33 @@ def test_the_budget_spares_what_every_tenant_has_not_got_back_of_its_newest_swap
     assert [r.snapshot for r in removed] == ["orphan.kv", "alpha-2.kv"]
     assert {r.why for r in removed} == {"beyond the budget of 0 MiB"}
     assert names(folder) == {"alpha-0.kv", "alpha-1.kv", "med.kv"}
+
+
+def test_a_manifest_whose_file_is_gone_takes_no_room_stands_for_no_copy_and_goes_by_age(folder: SlotFolder) -> None:
+    snapshot(folder, "only-copy.kv", saved_ms=1, token=1)
+    for n in range(2, 6):
+        snapshot(folder, f"gone-{n}.kv", saved_ms=n, token=n)
+        (folder.path / f"gone-{n}.kv").unlink()
+    assert gone(folder, Keep(bytes=100)) == []
+    assert gone(folder, Keep(bytes=0)) == []
+    assert gone(folder, Keep(age_ms=10), now_ms=13) == ["gone-2.kv", "only-copy.kv"]
+    assert names(folder) == {"gone-3.kv", "gone-4.kv", "gone-5.kv"}
+
+
+def test_a_manifest_that_cannot_be_completed_leaves_the_old_one_and_nothing_beside_it(
+    folder: SlotFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = snapshot(folder, "a.kv")
+    before = {path.name for path in folder.path.iterdir()}
+
+    def full(_manifest: Manifest) -> bytes:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(slots, "encode", full)
+    with pytest.raises(OSError, match="no space"):
+        folder.write(replace(manifest, restored_ms=5))
+    assert {path.name for path in folder.path.iterdir()} == before
+    assert folder.manifest("a.kv") == manifest
 
 
 def test_a_disk_below_its_floor_refuses_saves(folder: SlotFolder) -> None:

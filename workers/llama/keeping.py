@@ -3,13 +3,13 @@
 Invariant: nothing slow happens on the way of a swap: files are synced and their digests computed a while after a save
 (at once when a load asks for them) and read ahead during a load, old files are removed after the release. What may
 be the only copy of a conversation goes only by age; whatever goes is named in the log with the reason. What must not
-be restored stays as well, but is listed in one visit only.
+be restored stays as well, but is listed in one run only (a run: one process of a model, known by its port).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
@@ -21,14 +21,16 @@ from workers.backend import SnapshotInfo
 from workers.llama.slots import Keep, SlotFolder
 
 _READ_AHEAD = 8
+LISTED = 100
+"""At most so many refused snapshots are told of in one load, and so many offered where there are not more slots."""
 SETTLE_S = 1.0
 """From a save to its sync: the store's own syncs, which the swap waits for, would have to wait behind it."""
 _log = structlog.stdlib.get_logger("workers.llama")
 
 
 @dataclass(slots=True)
-class _Visit:
-    """Saves of one tenant since it was loaded, each with the snapshot that had been restored into its slot.
+class _Run:
+    """Saves of one tenant in this run of it, each with the snapshot that had been restored into its slot.
 
     `open` are those begun and not finished.
     """
@@ -44,7 +46,7 @@ class Keeper:
         self.folder = folder
         self._keep = keep
         self._now_ms = now_ms
-        self._visits: dict[str, _Visit] = {}
+        self._runs: dict[str, _Run] = {}
         self._settling: dict[str, asyncio.Task[None]] = {}
         self._hurry: dict[str, asyncio.Event] = {}
         self._checking: dict[str, asyncio.Task[str | None]] = {}
@@ -62,7 +64,7 @@ class Keeper:
         with self._disk():
             self.folder.check_space(self._keep)
             self.folder.forget(name)
-        self._visits.setdefault(tenant, _Visit()).open.add(name)
+        self._runs.setdefault(tenant, _Run()).open.add(name)
 
     def size(self, name: str) -> int | None:
         """Bytes of a slot file, None when it is not there."""
@@ -71,13 +73,13 @@ class Keeper:
 
     def progress(self, tenant: str) -> tuple[int | None, ...]:
         """Changes while any save of the tenant is being written: the server writes one after the other."""
-        return tuple(self.size(name) for name in sorted(self._visits.get(tenant, _Visit()).open))
+        return tuple(self.size(name) for name in sorted(self._runs.get(tenant, _Run()).open))
 
     async def drop(self, tenant: str, name: str) -> None:
         """A save came to nothing that is worth keeping."""
         with self._disk():
             await asyncio.to_thread(self.folder.remove, name)
-        self._visits[tenant].open.discard(name)
+        self._runs[tenant].open.discard(name)
 
     def finish(self, manifest: Manifest, *, restored: str | None = None) -> None:
         """A save is complete: write its manifest; sync and digest follow in the background.
@@ -86,9 +88,9 @@ class Keeper:
         """
         with self._disk():
             self.folder.seal(manifest)
-        visit = self._visits[manifest.tenant]
-        visit.open.discard(manifest.snapshot)
-        visit.saved[manifest.snapshot] = restored
+        run = self._runs[manifest.tenant]
+        run.open.discard(manifest.snapshot)
+        run.saved[manifest.snapshot] = restored
         name, hurry = manifest.snapshot, asyncio.Event()
         self._hurry[name] = hurry
         self._settling[name] = task = asyncio.create_task(self._settle(manifest, hurry), name=f"digest {name}")
@@ -112,24 +114,24 @@ class Keeper:
 
     def tidy(self, tenant: str) -> None:
         """The tenant is released: in the background, clear away failed saves, what new saves replaced, what is old."""
-        visit = self._visits.pop(tenant, _Visit())
-        self._tidying[tenant] = self._in_background(self._tidy_later(tenant, visit), f"tidy {tenant}")
+        run = self._runs.pop(tenant, _Run())
+        self._tidying[tenant] = self._in_background(self._tidy_later(tenant, run), f"tidy {tenant}")
 
-    async def _tidy_later(self, tenant: str, visit: _Visit) -> None:
+    async def _tidy_later(self, tenant: str, run: _Run) -> None:
         """What a new save replaces goes only when that is on the disk."""
-        settling = [self._settling[name] for name in visit.saved if name in self._settling]
+        settling = [self._settling[name] for name in run.saved if name in self._settling]
         if settling:
             await asyncio.wait(settling)
         kept = all(not task.cancelled() and task.exception() is None for task in settling)
-        current = {name for other in (visit, *self._visits.values()) for name in other.saved}
-        await asyncio.to_thread(self._tidy, visit, current, replace_old=kept and not visit.open)
+        current = {name for other in (run, *self._runs.values()) for name in other.saved}
+        await asyncio.to_thread(self._tidy, run, current, replace_old=kept and not run.open)
 
-    def _tidy(self, visit: _Visit, current: set[str], *, replace_old: bool) -> None:
+    def _tidy(self, run: _Run, current: set[str], *, replace_old: bool) -> None:
         try:
-            for name in visit.open:  # its writer is gone now
+            for name in run.open:  # its writer is gone now
                 self.folder.remove(name)
                 _log.info("snapshot removed", snapshot=name, why="its save was not finished")
-            pairs = [(old, by) for by, old in visit.saved.items() if replace_old and old is not None]
+            pairs = [(old, by) for by, old in run.saved.items() if replace_old and old is not None]
             for removed in filter(None, (self.folder.supersede(old, by) for old, by in pairs)):
                 _log.info("snapshot removed", snapshot=removed.snapshot, why=removed.why)
             for removed in self.folder.prune(self._keep, self._now_ms(), current):
@@ -152,40 +154,53 @@ class Keeper:
             if manifest.snapshot in self._settling or not self.folder.verified(manifest.snapshot):
                 await self._check(manifest.snapshot)
 
-    async def listing(self, tenant: str, now: Fingerprint, visit: str) -> tuple[SnapshotInfo, ...]:
-        """The snapshots of a tenant, newest first, judged by size and fingerprint; the refused ones in one visit only.
+    async def listing(self, tenant: str, now: Fingerprint, run: str) -> tuple[SnapshotInfo, ...]:
+        """The snapshots of a tenant, newest first, judged by size and fingerprint; the refused ones in one run only.
 
-        `visit` names the process the tenant runs in.
+        `run` names the process the tenant runs in.
         """
         if tidying := self._tidying.get(tenant):
             self._hurry_all()
             await asyncio.wait({tidying})
-        return await asyncio.to_thread(self._listing, tenant, now, visit)
+        return await asyncio.to_thread(self._listing, tenant, now, run)
 
-    def _listing(self, tenant: str, now: Fingerprint, visit: str) -> tuple[SnapshotInfo, ...]:
+    def _listing(self, tenant: str, now: Fingerprint, run: str) -> tuple[SnapshotInfo, ...]:
+        refusals = self.folder.refusals
         judged = [(m, self.folder.problem(m, now)) for m in self.folder.manifests(tenant)]
-        return tuple(
-            SnapshotInfo(m.snapshot, m.slot, m.tokens, m.bytes, m.saved_ms, m.strategy, why)
-            for m, why in judged
-            if why is None or self.folder.refusals.tell(m.snapshot, why, visit)
-        )
+        due = [(m, why) for m, why in judged if why is None or refusals.due(m.snapshot, why, run)]
+        offered = [m for m, why in due if why is None][: max(LISTED, now.n_parallel)]
+        refused = [m for m, why in due if why is not None]
+        listed = {m.snapshot for m in (*offered, *refused[:LISTED])}
+        infos: list[SnapshotInfo] = []
+        for m, why in due:
+            if m.snapshot in listed:
+                infos.append(SnapshotInfo(m.snapshot, m.slot, m.tokens, m.bytes, m.saved_ms, m.strategy, why))
+                if why is not None:
+                    refusals.tell(m.snapshot, why, run)
+        return (*infos, *_more(tenant, refused[LISTED:]))
 
-    async def problem(self, manifest: Manifest, now: Fingerprint, visit: str) -> str | None:
+    async def problem(self, manifest: Manifest, now: Fingerprint, run: str) -> str | None:
         """Why a snapshot must not be restored: size, fingerprint, digest. What is said here counts as told."""
         why = self.folder.problem(manifest, now)
         if why is None and not self.folder.verified(manifest.snapshot):
             why = await self._check(manifest.snapshot)
         if why is not None:
-            await asyncio.to_thread(self.folder.refusals.tell, manifest.snapshot, why, visit)
+            await asyncio.to_thread(self.folder.refusals.tell, manifest.snapshot, why, run)
         return why
 
     def restored(self, name: str) -> None:
-        """Note in the manifest that the conversation is back in a slot, so that this is not its only copy just now."""
+        """Note in the manifest that the conversation is back in a slot, so that this is not its only copy just now.
+
+        It is back without the note as well: one that cannot be written only spares the file longer.
+        """
         current = self.folder.manifest(name)
         if current is None:
-            raise BackendError(f"the manifest of {name} vanished while it was restored")
-        with self._disk():
+            _log.warning("the manifest of a restored snapshot vanished", snapshot=name)
+            return
+        try:
             self.folder.write(replace(current, restored_ms=self._now_ms()))
+        except OSError as error:
+            _log.warning("a restore could not be noted in its manifest", snapshot=name, error=str(error))
 
     @contextmanager
     def _disk(self) -> Generator[None]:
@@ -207,3 +222,12 @@ class Keeper:
             self._hurry[name].set()
             await asyncio.wait({settling})
         return await asyncio.to_thread(self.folder.damage, name)
+
+
+def _more(tenant: str, unlisted: Sequence[Manifest]) -> tuple[SnapshotInfo, ...]:
+    """The one line about those a load does not tell of singly (the next ones do), newest first."""
+    if not unlisted:
+        return ()
+    why = f"{len(unlisted)} more must not be restored; later loads tell of each, {LISTED} at a time"
+    _log.warning("snapshots refused", tenant=tenant, why=why)
+    return (SnapshotInfo(f"{tenant}: {len(unlisted)} more", 0, 0, 0, unlisted[0].saved_ms, refused=why),)

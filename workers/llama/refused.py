@@ -1,4 +1,4 @@
-"""Notes on snapshots that must not be restored: each is told of in one visit of its model, not at every later swap.
+"""Notes on snapshots that must not be restored: each is told of in one run of its model, not at every later swap.
 
 Invariant: a note deletes nothing and keeps nothing out for good: it only says what was told already, and which state
 of a file was found damaged. Once the reason is gone the snapshot is offered again, for another reason it is told of
@@ -20,15 +20,15 @@ NOTE_SUFFIX = ".refused.json"
 _NOTE_BYTES = 1 << 16
 _log = structlog.stdlib.get_logger("workers.llama")
 
-Stamp = tuple[int, int, int]
-"""Inode, bytes and last change (ns) of a file."""
+Stamp = tuple[int, int, int, int]
+"""Inode, bytes, mtime and ctime (ns) of a file: who writes into it may put the mtime back, never the ctime."""
 
 
 class _Note(msgspec.Struct, frozen=True):
-    """`visit`: where it was told (None: nowhere yet); `damaged`: the file's stamp, where its bytes are the reason."""
+    """`run`: where it was told (None: nowhere yet); `damaged`: the file's stamp, where its bytes are the reason."""
 
     why: str
-    visit: str | None = None
+    run: str | None = None
     damaged: Stamp | None = None
 
 
@@ -38,16 +38,19 @@ class Refusals:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def tell(self, name: str, why: str, visit: str) -> bool:
-        """Whether it is to be told of in this visit; from now on it is in no other, for this reason."""
+    def due(self, name: str, why: str, run: str) -> bool:
+        """Whether it is to be told of in this run: for this reason it was in no other."""
+        note = self._read(name)
+        return note is None or note.why != why or note.run in (None, run)
+
+    def tell(self, name: str, why: str, run: str) -> None:
+        """It is told of in this run: from now on it is in no other, for this reason."""
         note = self._read(name)
         if note is None or note.why != why:
             note = _Note(why)
-        if note.visit is None:
+        if note.run is None:
             _log.warning("snapshot refused", snapshot=name, why=why)
-            self._write(name, msgspec.structs.replace(note, visit=visit))
-            return True
-        return note.visit == visit
+            self._write(name, msgspec.structs.replace(note, run=run))
 
     def damaged(self, name: str, why: str, stamp: Stamp) -> None:
         """The bytes of this state of the file are not what was saved."""

@@ -84,12 +84,18 @@ class SlotFolder:
         self.write(manifest)
 
     def write(self, manifest: Manifest) -> None:
-        """Write or replace a manifest in one move."""
+        """Write or replace a manifest in one move; what cannot be completed leaves nothing behind."""
         path = self.path / (manifest.snapshot + MANIFEST_SUFFIX)
         fresh = path.with_name(path.name + ".tmp")
-        with rewrite_regular(fresh, 0o600) as file:
-            file.write(encode(manifest))
-        os.replace(fresh, path)
+        file = rewrite_regular(fresh, 0o600)
+        try:
+            with file:
+                file.write(encode(manifest))
+            os.replace(fresh, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                fresh.unlink()
+            raise
 
     def settle(self, manifest: Manifest) -> None:
         """Force the file to the disk, then rewrite its manifest with the digest. A vanished file is left alone."""
@@ -99,13 +105,14 @@ class SlotFolder:
                 os.fsync(file.fileno())
             if self._written_since_seal(manifest.snapshot):
                 return
+            stamp = _stamp(path)  # before the digest: what is written while it is computed must not pass for read
             digest = file_digest(path)
             current = self.manifest(manifest.snapshot)
         except FileNotFoundError:
             return
         if current is not None and self.size(manifest.snapshot) == manifest.bytes:
             self.write(replace(current, digest=digest))
-            self._verified[manifest.snapshot] = _stamp(path)
+            self._verified[manifest.snapshot] = stamp
 
     def _written_since_seal(self, name: str) -> bool:
         """Whether the file was changed after its manifest was written: its digest would then prove nothing."""
@@ -200,10 +207,11 @@ class SlotFolder:
         (self.path / (name + MANIFEST_SUFFIX)).unlink(missing_ok=True)
         self._unlink(self.path / name)
         stem = name.rpartition(".")[0] or name
-        for path in self.path.iterdir():
-            own = self.path / (path.name + MANIFEST_SUFFIX)
-            if path.name.startswith(stem + ".") and not path.name.endswith(MANIFEST_SUFFIX) and not own.exists():
-                self._unlink(path)
+        for other in os.listdir(self.path):  # names alone: thousands may go one after the other
+            if not other.startswith(stem + ".") or other.endswith(MANIFEST_SUFFIX):
+                continue
+            if not (self.path / (other + MANIFEST_SUFFIX)).exists():
+                self._unlink(self.path / other)
         self._verified.pop(name, None)
 
     def _unlink(self, path: Path) -> None:
@@ -229,7 +237,8 @@ class SlotFolder:
         """Delete by age, then the oldest beyond the budget. Returns what was deleted.
 
         The budget never takes what may be the only copy of a conversation: saves that were not restored, if they are
-        among `current` or of the newest swap that left any of their tenant. Age does.
+        among `current` or of the newest swap that left any of their tenant. Age does. A manifest whose file is gone
+        goes by age alone: it takes no room, and it stands for no copy.
         """
         age_ms = AGE_MS if keep.age_ms is None else keep.age_ms
         gone: list[Removed] = []
@@ -239,6 +248,7 @@ class SlotFolder:
                 gone.append(Removed(manifest.snapshot, f"older than {age_ms / 3_600_000:.4g} h"))
             else:
                 left.append(manifest)
+        left = [manifest for manifest in left if self._has_file(manifest.snapshot)]
         over = 0 if keep.bytes is None else sum(manifest.bytes for manifest in left) - keep.bytes
         spared = _only_copies(left, current)
         for manifest in reversed(left):
@@ -248,6 +258,12 @@ class SlotFolder:
         for removed in gone:
             self.remove(removed.snapshot)
         return gone
+
+    def _has_file(self, name: str) -> bool:
+        try:
+            return self.size(name) is not None
+        except NotRegular:
+            return False
 
     def check_space(self, keep: Keep) -> None:
         """Raise BackendError when the disk has less free than the floor."""
@@ -277,7 +293,7 @@ def file_digest(path: Path) -> str:
 
 def _stamp(path: Path) -> Stamp:
     stat = stat_regular(path)
-    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 def _boot_id() -> str:
