@@ -35,7 +35,7 @@ from swapper.gateway.admission import Admission
 from swapper.gateway.context import GatewayContext, Limits, ModelInfo, Target
 from swapper.gateway.member import Member
 from swapper.gateway.pipe import open_session
-from swapper.statefolder import StateFolder
+from swapper.statefolder import StateFolder, writing
 from swapper.store.kept import Kept
 from swapper.store.redis import RedisStore
 from workers.agent import Agent
@@ -124,8 +124,9 @@ class _Live:
 async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Running]:
     """Everything of one host, started; on leaving the block everything is stopped again.
 
-    Raises ConfigError (another serve on the same state folder, an address in use), StoreDown, BackendError, and
-    SwapperError when a part ends while the others are started.
+    Raises ConfigError (another serve on the state folder, one that nobody may write, an address in use), StoreDown
+    of a configured store, BackendError, SwapperError when our own store or the folder cannot be had (a full disk), or
+    when a part ends while the others are started.
     """
     failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     async with AsyncExitStack() as stack:
@@ -138,7 +139,8 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
         for backend in backends.values():
             stack.push_async_callback(backend.close)
         await asyncio.gather(*(backend.start() for backend in backends.values()))
-        marks = Marks.open(config.state_dir / "marks" / f"{host}.jsonl")
+        with writing(config.state_dir):
+            marks = Marks.open(config.state_dir / "marks" / f"{host}.jsonl")
         stack.callback(marks.close)
         coordinator = Coordinator(store, spec, new_id)
         front = await _gateway(config, folder, store, stack)
@@ -158,7 +160,10 @@ async def _store(config: Config, folder: StateFolder, stack: AsyncExitStack, fai
     url = config.redis
     if url is None:
         kept = Kept(folder.path)
-        url = (await kept.start()).url
+        try:
+            url = (await kept.start()).url
+        except StoreDown as down:
+            raise SwapperError(str(down)) from down  # ours to start: nobody else's to reach, and no try later helps
         stack.push_async_callback(kept.stop)
         folder.watch(kept.lost)
         await _background(stack, failed, kept.keep(), "embedded store")

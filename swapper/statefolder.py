@@ -8,40 +8,52 @@ or replaced under us at any time; then nothing in it is ours, and we touch it no
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
-from swapper.errors import ConfigError
+from swapper.errors import ConfigError, SwapperError
 from workers.control.launcher import boot_id
 
 LOCK_FILE = "serve.lock"
 PID_FILE = "serve.pid"
 GATEWAY_FILE = "gateway"
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class StateFolder:
     """A folder claimed by this process."""
 
     def __init__(self, path: Path) -> None:
-        """Take it. Raises ConfigError when another serve has it."""
+        """Take it. Raises ConfigError when another serve has it or nobody may write it, SwapperError on a full disk."""
         self.path = path
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if serving_pid(path) not in (None, os.getpid()):
-            raise _in_use(path)
-        self._lock = _locked(path)
         self._looks: list[Callable[[], str | None]] = [self._look]
-        _pid_file(path).write_text(f"{os.getpid()} {psutil.Process().create_time()}\n")
+        with writing(path):
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if serving_pid(path) not in (None, os.getpid()):
+                raise _in_use(path)
+            self._lock = _locked(path)
+            try:
+                _pid_file(path).write_text(f"{os.getpid()} {psutil.Process().create_time()}\n")
+            except OSError:
+                os.close(self._lock)
+                raise
 
     def release(self) -> None:
         """Let another serve have it."""
-        if in_place(self.path / LOCK_FILE, self._lock):
-            _pid_file(self.path).unlink(missing_ok=True)
-        os.close(self._lock)
+        try:
+            if in_place(self.path / LOCK_FILE, self._lock):
+                _pid_file(self.path).unlink(missing_ok=True)
+        except OSError:
+            return  # nobody may write there any more; whom the file names is dead soon
+        finally:
+            os.close(self._lock)
 
     def watch(self, look: Callable[[], str | None]) -> None:
         """What else must stay as it is: `look` says in a sentence what happened to it. The newest is said first."""
@@ -74,12 +86,29 @@ class StateFolder:
         return gateway if (host == here[0] or boot == here[1]) and folder == here[2] else None
 
     def record_gateway(self, gateway: str) -> None:
-        """Ours, for who comes after us; to be recorded before it joins."""
-        (self.path / GATEWAY_FILE).write_text(f"{' '.join((gateway, *self._here()))}\n")
+        """Ours, for who comes after us; to be recorded before it joins. Raises as taking the folder does."""
+        with writing(self.path):
+            (self.path / GATEWAY_FILE).write_text(f"{' '.join((gateway, *self._here()))}\n")
 
     def _here(self) -> tuple[str, str, str]:
         """Host, boot and the folder's inode, which a copy of it has not."""
         return socket.gethostname(), boot_id(), str(self.path.stat().st_ino)
+
+
+@contextmanager
+def writing(folder: Path) -> Generator[None]:
+    """Whatever keeps the block from writing there becomes a sentence: a ConfigError, on a full disk a SwapperError."""
+    try:
+        yield
+    except OSError as error:
+        text = f"state_dir: {folder} cannot be used: {reason(error)}"
+        raise SwapperError(text) if error.errno in _FULL else ConfigError([text]) from error
+
+
+def reason(error: OSError) -> str:
+    """What went wrong, for a sentence; of a full disk also what to do."""
+    said = (error.strerror or str(error)).lower()
+    return f"{said}; free some" if error.errno in _FULL else said
 
 
 def serving_pid(state_dir: Path) -> int | None:

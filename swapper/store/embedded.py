@@ -27,6 +27,7 @@ from pathlib import Path
 import psutil
 
 from swapper.errors import StoreDown
+from swapper.statefolder import reason
 
 START_LIMIT_S = 60.0
 """How long a start may take: a long append-only file is read first (about 100 MB a second)."""
@@ -56,7 +57,7 @@ class Embedded:
 async def start(state_dir: Path) -> Embedded:
     """The server of this state folder: adopted when it lives, else started; ready when this returns.
 
-    Raises StoreDown, with the last lines of the server's log, when it does not come up.
+    Raises StoreDown, with the last lines of the server's log or what the folder suffers from, when it does not come up.
     """
     return await asyncio.to_thread(_start, _folder(state_dir))
 
@@ -90,8 +91,13 @@ def _start(folder: Path) -> Embedded:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
+        return _adopted_or_started(folder)
     except OSError as error:
-        raise StoreDown(f"the state folder {folder} cannot be used: {error.strerror}") from error
+        raise StoreDown(f"the embedded store's folder {folder} cannot be used: {reason(error)}") from error
+
+
+def _adopted_or_started(folder: Path) -> Embedded:
+    """Raises StoreDown, OSError."""
     deadline = time.monotonic() + START_LIMIT_S
     started, log_from = False, 0
     while time.monotonic() < deadline:
@@ -118,8 +124,14 @@ def _start(folder: Path) -> Embedded:
 
 
 def _stop(folder: Path) -> bool:
-    if not folder.is_dir():
-        return False
+    try:
+        return folder.is_dir() and _ended(folder)
+    except OSError as error:
+        raise StoreDown(f"the embedded store in {folder} cannot be ended: {reason(error)}") from error
+
+
+def _ended(folder: Path) -> bool:
+    """Raises StoreDown, OSError."""
     lock = _locked(folder)
     if lock is not None:
         os.close(lock)

@@ -18,7 +18,7 @@ from pathlib import Path
 import structlog
 
 from swapper.errors import ConfigError, StoreDown, SwapperError
-from swapper.statefolder import in_place
+from swapper.statefolder import in_place, reason
 from swapper.store import embedded
 from swapper.store.embedded import STOP_LIMIT_S, Embedded
 
@@ -49,13 +49,15 @@ class Kept:
     async def start(self) -> Embedded:
         """The server, ready. Raises StoreDown when it does not come up, ConfigError when another process keeps it."""
         server = await embedded.start(self._state_dir)
-        if self._data is None:
-            self._data = _claimed(embedded.data(self._state_dir))
-        self._let_go()
         try:
+            if self._data is None:
+                self._data = _claimed(embedded.data(self._state_dir))
+            self._let_go()
             self._process = os.pidfd_open(server.pid)
         except ProcessLookupError:
             self._process = None  # it is gone again: `keep` starts the next
+        except OSError as error:
+            raise StoreDown(f"the embedded store cannot be kept: {reason(error)}") from error
         return server
 
     async def keep(self) -> None:
@@ -66,13 +68,24 @@ class Kept:
         while True:
             if self._process is not None:
                 await _ended(self._process)
+            log.warning("the embedded store ended")
+            await self._again()
+            log.warning("the embedded store was started again")
+            await asyncio.sleep(RETRY_S)  # one that ends with its first write is not started ten times a second
+
+    async def _again(self) -> None:
+        """Start it, however long that takes: each reason why it does not start is told once, not with every try."""
+        told: str | None = None
+        while True:
             if (lost := self.lost()) is not None:
                 raise SwapperError(f"the embedded store ended and cannot be started again: {lost}")
-            log.warning("the embedded store ended; starting it again")
             try:
                 await self.start()
+                return
             except StoreDown as down:
-                log.error("the embedded store does not start", error=str(down))
+                if str(down) != told:
+                    told = str(down)
+                    log.error("the embedded store does not start; trying again every second", error=told)
                 await asyncio.sleep(RETRY_S)
 
     async def stop(self) -> None:

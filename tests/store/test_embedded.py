@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import psutil
@@ -192,6 +193,26 @@ async def test_a_server_that_cannot_read_its_data_is_reported_in_its_own_words(f
         await embedded.start(folder)
     assert gone(found.pid)
     assert servers(folder) == []
+
+
+async def test_on_a_full_disk_the_sentence_says_so_and_once_some_is_free_it_starts(folder: Path) -> None:
+    full = folder / "store" / "address.new"
+    full.parent.mkdir(parents=True)
+    full.symlink_to("/dev/full")
+    with pytest.raises(StoreDown, match="no space left on device; free some"):
+        await embedded.start(folder)
+    assert servers(folder) == []
+    full.unlink()
+    assert not (await embedded.start(folder)).adopted
+
+
+@pytest.mark.parametrize("act", [embedded.start, embedded.stop])
+async def test_a_folder_that_cannot_be_used_is_a_store_that_is_down(
+    tmp_path: Path, act: Callable[[Path], Awaitable[object]]
+) -> None:
+    (tmp_path / "store" / "lock").mkdir(parents=True)
+    with pytest.raises(StoreDown, match="is a directory"):
+        await act(tmp_path)
 
 
 async def test_without_any_server_to_start_the_sentence_says_what_to_do(

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import aiohttp
 import psutil
 import pytest
+from structlog.testing import capture_logs
 
 from swapper import app, statefolder
 from swapper.app import Running, running
@@ -167,6 +168,95 @@ async def test_a_store_is_started_again_though_the_lock_file_is_gone(
         psutil.Process(_store_of(config).pid).kill()
         await started.wait()
         assert _store_of(config).pid
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "said"),
+    [
+        (errno.EROFS, ConfigError, "state_dir: .* cannot be used: read-only file system$"),
+        (errno.EACCES, ConfigError, "cannot be used: permission denied$"),
+        (errno.ENOSPC, SwapperError, "cannot be used: no space left on device; free some$"),
+    ],
+)
+def test_a_folder_that_cannot_be_written_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[SwapperError], said: str
+) -> None:
+    def refuse(*_how: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as then:
+        then.setattr("os.open", refuse)
+        with pytest.raises(SwapperError, match=said) as raised:
+            StateFolder(tmp_path)
+    assert type(raised.value) is kind
+    StateFolder(tmp_path).release()
+
+
+@pytest.mark.parametrize("name", [PID_FILE, GATEWAY_FILE])
+async def test_a_start_that_cannot_write_who_it_is_is_a_sentence(
+    config: Config, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    write = Path.write_text
+
+    def refuse(self: Path, text: str) -> int:
+        if self.name == name:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        return write(self, text)
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    with pytest.raises(SwapperError, match="cannot be used: disk quota exceeded; free some"):
+        async with running(config):
+            pass
+    assert embedded.running(config.state_dir) is None
+
+
+async def test_marks_that_cannot_be_written_are_a_sentence(config: Config) -> None:
+    (config.state_dir / "marks" / "main.jsonl.new").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"state_dir: .* cannot be used: is a directory"):
+        async with running(config):
+            pass
+
+
+async def test_a_store_that_cannot_be_started_on_a_full_disk_is_a_sentence(config: Config) -> None:
+    full = config.state_dir / "store" / "address.new"
+    full.parent.mkdir(parents=True)
+    full.symlink_to("/dev/full")
+    with pytest.raises(SwapperError, match="no space left on device; free some") as raised:
+        async with running(config):
+            pass
+    assert type(raised.value) is SwapperError, "of which the command makes exit status 1"
+    assert embedded.running(config.state_dir) is None
+    full.unlink()
+    async with running(config):
+        pass
+
+
+async def test_a_disk_that_fills_under_a_serve_ends_it_not_and_is_told_once(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "RETRY_S", 0.01)
+    tries, start = asyncio.Semaphore(0), embedded.start
+
+    async def noted(state_dir: Path) -> Embedded:
+        try:
+            return await start(state_dir)
+        finally:
+            tries.release()
+
+    async with running(config) as server, server.unless_failed():
+        monkeypatch.setattr(embedded, "start", noted)
+        full = config.state_dir / "store" / "address.new"
+        full.symlink_to("/dev/full")
+        with capture_logs() as logs:
+            psutil.Process(_store_of(config).pid).kill()
+            for _ in range(3):
+                await tries.acquire()
+            (told,) = [line for line in logs if "does not start" in line["event"]]
+            assert "no space left on device; free some" in told["error"]
+            full.unlink()
+            while embedded.running(config.state_dir) is None:
+                await tries.acquire()
+        assert (await server.store.read()).queued == 0
 
 
 async def test_who_keeps_no_store_ends_none(tmp_path: Path) -> None:
