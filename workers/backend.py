@@ -47,9 +47,13 @@ class SlotUse:
 
 @dataclass(frozen=True, slots=True)
 class Quiesced:
-    """The server is idle. `slots` are those that may hold a conversation; empty for kinds without slots."""
+    """The server is idle. `slots` are those that may hold a conversation; empty for kinds without slots.
+
+    `gone`: the tenant is not loaded any more, and whatever its slots held went with it.
+    """
 
     slots: tuple[SlotUse, ...] = ()
+    gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

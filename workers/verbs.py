@@ -3,9 +3,9 @@
 Invariant: an expected failure (BackendError, SaveUnsupported, arguments nobody understands) is an outcome with one
 sentence; anything else is raised for the supervisor. It knows backends and probes, and nothing of order or the store.
 
-Data of the answers: drain `slots: [{slot, tokens}]`; save `snapshot, slot, tokens, bytes` (tokens 0: an empty slot,
-nothing kept), or failed with `unsupported: true`; load `n_slots, n_ctx_slot, snapshots: [SnapshotInfo]`; restore
-`slot, tokens`; vacate `free_mib`, failed also `holders: [str]`; release nothing.
+Data of the answers: drain `slots: [{slot, tokens}]`, or `gone: true`; save `snapshot, slot, tokens,
+bytes` (tokens 0: an empty slot, nothing kept), or failed with `unsupported: true`; load `n_slots, n_ctx_slot,
+snapshots: [SnapshotInfo]`; restore `slot, tokens`; vacate `free_mib`, failed also `holders: [str]`; release nothing.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ def _args(command: Command, shape: type[ArgsT]) -> ArgsT:
 
 async def _drain(backend: Backend, tenant: str, command: Command) -> Outcome:
     quiesced = await backend.quiesce(tenant, limit_ms=_args(command, _Drain).limit_ms)
-    return Outcome(True, data={"slots": [asdict(use) for use in quiesced.slots]})
+    gone = {"gone": True} if quiesced.gone else {}
+    return Outcome(True, data={"slots": [asdict(use) for use in quiesced.slots], **gone})
 
 
 async def _save(backend: Backend, tenant: str, command: Command) -> Outcome:

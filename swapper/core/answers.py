@@ -85,12 +85,12 @@ def _drained(draft: Draft, command: Command, report: Report) -> None:
         if configured is not None and configured.save_required:
             compensate(draft, f"{command.tenant} could not be drained: {report.detail}")
         elif configured is not None and configured.save:
-            why = f"what its slots held is not known: {report.detail}"
-            lost = Conversation(command.tenant, -1, "", 0, 0, result=ProofResult.COLD, reason=why)
-            draft.update(conversations=(*draft.swap.conversations, lost))
+            _lost(draft, command.tenant, f"what its slots held is not known: {report.detail}")
         return
     if configured is None or not configured.save:
         return
+    if report.data.get("gone"):
+        _lost(draft, command.tenant, "it was not loaded any more, and what its slots held went with it")
     slots = cast("Sequence[Mapping[str, int]]", report.data.get("slots", ()))
     found = tuple(
         Conversation(
@@ -103,6 +103,12 @@ def _drained(draft: Draft, command: Command, report: Report) -> None:
         for use in slots
     )
     draft.update(conversations=(*draft.swap.conversations, *found))
+
+
+def _lost(draft: Draft, tenant: str, why: str) -> None:
+    """A line for all the conversations nobody can name any more."""
+    lost = Conversation(tenant, -1, "", 0, 0, result=ProofResult.COLD, reason=why)
+    draft.update(conversations=(*draft.swap.conversations, lost))
 
 
 def _saved(draft: Draft, command: Command, report: Report) -> None:

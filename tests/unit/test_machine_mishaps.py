@@ -48,6 +48,19 @@ def test_a_drain_that_fails_twice_says_that_conversations_may_be_lost() -> None:
     assert "1 not saved" in (play.lease("a").explain or "")
 
 
+def test_a_resident_that_died_before_its_drain_is_said_to_have_taken_its_conversations_along() -> None:
+    play = Play(spec(tenant("med")), MED)
+    play.enqueue("a")
+    play.decide()
+    play.run(until="drain", close={"in_flight": 0})
+    play.answer(play.pending("drain"), slots=[], gone=True)
+    play.run()
+    (lost,) = play.log["sw_100"].conversations
+    assert (lost.saved, lost.result) == (False, ProofResult.COLD)
+    assert "not loaded any more" in (lost.reason or "")
+    assert play.lease("a").state is LeaseState.GRANTED
+
+
 def test_the_displaced_resident_comes_back_although_another_model_was_served_first() -> None:
     play = Play(spec(tenant("med"), tenant("small", need_mib=4 * GIB)), MED)
     play.enqueue("a")

@@ -80,7 +80,7 @@ async def test_a_child_that_is_too_busy_to_answer_is_looked_at_again(backend: Ll
 
 async def test_a_model_that_went_while_it_was_looked_at_holds_nothing(backend: LlamaRouter, router: FakeRouter) -> None:
     router.silent, router.after = 100, "unloaded"
-    assert await backend.quiesce(MED) == Quiesced()
+    assert await backend.quiesce(MED) == Quiesced(gone=True)
 
 
 async def test_a_router_that_does_not_answer_either_is_an_error(backend: LlamaRouter, router: FakeRouter) -> None:

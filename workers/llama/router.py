@@ -136,9 +136,9 @@ class LlamaRouter:
         name = self._roster.known(tenant)
         slots = await idle_slots(self._http, self._known, name, limit_ms)
         if slots is None:
-            return Quiesced()
+            return Quiesced(gone=True)
         model = self._known.loaded(name) or await self._known.look(name)
-        return Quiesced(_in_use(await self._run(model), slots)) if model is not None else Quiesced()
+        return Quiesced(_in_use(await self._run(model), slots)) if model is not None else Quiesced(gone=True)
 
     async def save(self, tenant: str, args: SaveArgs) -> Saved:
         """Save one slot under a fresh name; the manifest is written last, its digest follows in the background."""
