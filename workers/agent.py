@@ -1,8 +1,9 @@
 """The agent of one host: reads its outbox, has every command carried out in order, and answers through the store.
 
 Invariant: a command is executed only when it is newer than the mark of its (card, tenant), or equal to it and not yet
-answered; every command read gets an answer, which is delivered however long the store is away. It reaches the
-coordinator only through its Link, so that it runs in the coordinator's process or in one of its own alike.
+answered; every command read gets an answer, which is delivered however long the store is away. A command whose mark
+cannot be written fails and changes nothing. It reaches the coordinator only through its Link, so that it runs in the
+coordinator's process or in one of its own alike.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Protocol, TypeVar
+
+import structlog
 
 from swapper.core.types import Command, Report, Step, answer_to
 from swapper.errors import StoreDown
@@ -25,6 +28,8 @@ from workers.watch import Watch
 
 BLOCK_MS = 5_000
 """One blocking read of the outbox."""
+
+log = structlog.stdlib.get_logger(__name__)
 
 _CHANGING = frozenset({str(Step.RELEASE), str(Step.LOAD)})
 
@@ -148,7 +153,7 @@ class Agent:
 
     async def begin(self, commands: Sequence[Command]) -> None:
         """Mark commands of one lane and token together; one that could not be marked is tried again by itself."""
-        await supervised("write the marks", asyncio.to_thread(self._marks.begin_all, commands))
+        await supervised("write the marks", self._unmarked(commands))
 
     async def execute(self, command: Command) -> Report:
         """Mark, carry out, record: the whole life of one command."""
@@ -196,19 +201,30 @@ class Agent:
                 return _refused(command, mark)
             case Fresh() if command.verb in WAITING:
                 return await self._while_marking(command)
-            case Fresh():
-                await asyncio.to_thread(self._marks.begin, command)
-            case Repeat():
+            case Fresh() if unmarked := await self._unmarked([command]):
+                return unmarked
+            case Fresh() | Repeat():
                 pass
         return await self._verbs.run(command)
 
     async def _while_marking(self, command: Command) -> Outcome:
         """A verb without effects need not wait for its mark, only its answer must."""
-        marking = asyncio.create_task(asyncio.to_thread(self._marks.begin, command))
+        marking = asyncio.create_task(self._unmarked([command]))
         try:
-            return await self._verbs.run(command)
+            outcome = await self._verbs.run(command)
         finally:
-            await marking
+            unmarked = await marking
+        return unmarked or outcome
+
+    async def _unmarked(self, commands: Sequence[Command]) -> Outcome | None:
+        """None once they are marked; else what each comes to: unmarked, it could change something a second time."""
+        try:
+            await asyncio.to_thread(self._marks.begin_all, commands)
+        except OSError as error:
+            self._tell(error)
+            why = f"{self._marks.path} cannot be written, and until it can this agent changes nothing"
+            return Outcome(False, f"{why}: {error.strerror or error}")
+        return None
 
     def _undisturbed(self, command: Command) -> AbstractContextManager[None]:
         """While a verb changes a server, its steps are no reason for a look: one comes with the answer."""
@@ -233,9 +249,15 @@ class Agent:
         await supervised("write the marks", self._write(partial(self._marks.finish, of=command), report))
 
     async def _write(self, write: Write[T], what: T) -> None:
-        """At once where nothing has to wait for the disk, else in a thread."""
-        if not write(what, wait=False):
-            await asyncio.to_thread(write, what)
+        """At once where nothing has to wait for the disk, else in a thread. What fails is written later."""
+        try:
+            if not write(what, wait=False):
+                await asyncio.to_thread(write, what)
+        except OSError as error:
+            self._tell(error)
+
+    def _tell(self, error: OSError) -> None:
+        log.warning("the marks cannot be written", path=str(self._marks.path), error=str(error))
 
 
 def _refused(command: Command, newer: Pair) -> Report:

@@ -3,15 +3,18 @@
 Invariant: a command's start is durable before its first effect, so that after any crash an older command is still
 recognised as old, and each of those begun side by side with the newest as one to execute again until it is answered.
 Results and the place in the outbox are written without a sync: losing them only means that an idempotent verb runs
-again. It touches one file, which it owns alone (flock), and nothing else.
+again. After anything that could not be written, the next write is the whole log anew, from memory. It touches one
+file, which it owns alone (flock), and nothing else: once its lock is not where it was, the folder may be another's.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -111,6 +114,7 @@ class Marks:
         self._lock_fd = lock_fd
         self._size = 0
         self._compacted = 0
+        self._behind = False  # the file lacks something that is known here
         self._lanes: dict[Lane, _LaneRecord] = {}
         self._outbox: str | None = None
         self._writing = threading.Lock()
@@ -124,7 +128,7 @@ class Marks:
         Raises ConfigError when another agent has the file, OSError when the folder cannot be written.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock_fd = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        lock_fd = os.open(_lock_of(path), os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             marks = cls(path, -1, lock_fd)
@@ -137,6 +141,11 @@ class Marks:
             os.close(lock_fd)
             raise
         return marks
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._path
 
     @property
     def highest_token(self) -> int:
@@ -179,7 +188,10 @@ class Marks:
             return record.verdict(command) if record else Fresh()
 
     def begin(self, command: Command) -> Fresh | Repeat | Old:
-        """Decide what to do with a command; `Fresh` is returned once the new mark is durable."""
+        """Decide what to do with a command; `Fresh` is returned once the new mark is durable.
+
+        Raises OSError when it cannot be made so: then the command is not begun.
+        """
         return self.begin_all([command])[0]
 
     def begin_all(self, commands: Sequence[Command]) -> list[Fresh | Repeat | Old]:
@@ -193,14 +205,21 @@ class Marks:
             if fresh:
                 again = [c.n for c, verdict in zip(commands, verdicts, strict=True) if verdict == Repeat(None)]
                 begun = _Begun(*lane, token, max(fresh), (*again, *fresh) if fresh[1:] or again else None)
-                self._append(begun)
-                os.fdatasync(self._fd)
+                with self._failing():
+                    self._check_lock()
+                    if self._behind or not _same(self._path, self._fd):
+                        self._compact()
+                    self._append(begun)
+                    os.fdatasync(self._fd)
                 with self._guard:
                     _enter(record, begun)
             return verdicts
 
     def finish(self, report: Report, *, of: Command | None = None, wait: bool = True) -> bool:
-        """Record the answer of a command that was begun; False where that must `wait` for the disk and may not."""
+        """Record the answer of a command; False where that must `wait` for the disk and may not.
+
+        Raises OSError when it could not be written; it is known here all the same.
+        """
         return self._note(_Done(report, "" if of is None else _content(of)), wait=wait)
 
     def advance(self, outbox_id: str, *, wait: bool = True) -> bool:
@@ -212,13 +231,15 @@ class Marks:
         if not self._writing.acquire(blocking=wait):
             return False
         try:
-            compact = self._size > max(COMPACT_BYTES, 2 * self._compacted)
-            if compact and not wait:
+            long = self._size > max(COMPACT_BYTES, 2 * self._compacted)
+            if (long or self._behind) and not wait:
                 return False
             with self._guard:
                 self._enter(line)
-            self._append(line)
-            if compact:
+            if not self._behind:
+                with self._failing():
+                    self._append(line)
+            if long or self._behind:
                 self._compact()
         finally:
             self._writing.release()
@@ -239,6 +260,19 @@ class Marks:
                 _remember(self._lanes.setdefault((report.card, report.tenant), _LaneRecord()), line)
             case _Read(id=outbox_id):
                 self._outbox = outbox_id
+
+    @contextmanager
+    def _failing(self) -> Generator[None]:
+        """What fails here may be half written, or written and not synced: nothing is added to the file as it is."""
+        try:
+            yield
+        except OSError:
+            self._behind = True
+            raise
+
+    def _check_lock(self) -> None:
+        if not _same(_lock_of(self._path), self._lock_fd):
+            raise OSError(errno.ESTALE, "the folder or its lock file was taken away; start this agent again")
 
     def _append(self, line: _Line) -> None:
         data = self._encode(line) + b"\n"
@@ -269,6 +303,8 @@ class Marks:
             yield _Read(self._outbox)
 
     def _compact(self) -> None:
+        """Write the log anew from what is known here. When that fails it is left as it was."""
+        self._check_lock()
         data = b"".join(self._encode(line) + b"\n" for line in self._lines())
         fresh = self._path.with_name(self._path.name + ".new")
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
@@ -278,13 +314,17 @@ class Marks:
                 view = view[os.write(fd, view) :]
             os.fsync(fd)
             fresh.replace(self._path)
-            _sync_folder(self._path.parent)
         except BaseException:
             os.close(fd)
+            with suppress(OSError):
+                fresh.unlink()
             raise
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._size, self._compacted = fd, len(data), len(data)
+        with self._failing():
+            _sync_folder(self._path.parent)
+        self._behind = False
 
 
 def _enter(record: _LaneRecord, begun: _Begun) -> None:
@@ -314,6 +354,17 @@ def _remember(record: _LaneRecord, done: _Done) -> None:
     record.done[pair] = done
     while len(record.done) > REPORTS_KEPT:
         del record.done[min(record.done)]
+
+
+def _lock_of(path: Path) -> Path:
+    return path.with_name(path.name + ".lock")
+
+
+def _same(path: Path, fd: int) -> bool:
+    """Whether the path still names what is open."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return os.path.samestat(os.stat(path), os.fstat(fd))
+    return False
 
 
 def _sync_folder(folder: Path) -> None:
