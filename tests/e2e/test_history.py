@@ -65,7 +65,7 @@ async def test_what_clients_saw_through_kills_and_stops_fits_together(server: Se
         await asyncio.to_thread(server.until, _rests)
         leases, stored = await hammer.stored(session, server.url)
         events = await hammer.events(session, server.url)
-    print(f"{len(leases)} leases, {len(book.granted)} granted, {len(book.calls)} calls, {book.unknown} without an answer")
+    print(f"{len(leases)} leases, {len(book.granted)} granted; {len(book.calls)} calls, {book.unknown} unanswered")
     assert judge(book.calls, leases, events, stored) == []
     assert len(book.granted) > len(ACCIDENTS) * BETWEEN
     assert book.unknown >= len(ACCIDENTS)

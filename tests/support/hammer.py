@@ -78,7 +78,7 @@ class Client:
     async def _live(self, session: aiohttp.ClientSession, key: str) -> None:
         """A lease from its request to its end, as its client sees it."""
         abandons, self.careless = self.careless, False
-        body = {"card": "gpu0", "label": key, "ttl_s": 5 if abandons else 60}
+        body = {"card": "gpu0", "label": key, "ttl_s": 5 if abandons else 15}
         wait = self._random.choice([0, _WAIT_S])
         lease = await self._ask(session, "create", key, "POST", f"/api/leases?wait={wait}", body)
         path = f"/api/leases/{lease['id']}"

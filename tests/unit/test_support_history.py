@@ -132,7 +132,7 @@ def test_a_lease_that_ends_twice() -> None:
 
 def test_a_log_that_does_not_give_what_is_stored() -> None:
     assert history.log_differs(LOG, [Event("lease", {**END[0], "token": 9})]) == [
-        "lease ls_a: token is 9, and 1 by the log"
+        "lease ls_a: token is 9, 1 by the log"
     ]
 
 
