@@ -27,8 +27,11 @@ from swapper.store.protocol import Inputs, Store
 log = structlog.get_logger(__name__)
 
 LOOK_MS = 1_000
-GAP_MS = 5_000
-"""Longer than this between two turns (we look every second) and our service had a gap: we were stopped or starved."""
+GAP_MS = 2_500
+"""Longer than this between two turns (we look every second) and our service had a gap: we were stopped or starved.
+
+What is no gap must cost no holder its lease: the shortest ttl is 5 s, and a holder is silent for a third of it.
+"""
 RETRIES = 20
 CONFLICT_S = 0.002
 """A pause before each further try, growing by this: whoever was faster gets done."""

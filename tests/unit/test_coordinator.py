@@ -226,8 +226,15 @@ async def test_a_resident_seen_gone_after_the_swap_is_brought_back(rig: Rig) -> 
     await rig.until(lambda world: len([c for c in rig.hands.done if c.verb == "load"]) > loads)
 
 
-async def test_after_a_gap_a_granted_lease_gets_its_time_back(store: RedisStore) -> None:
-    """Played on a store whose clock jumps: a coordinator that was stopped for an hour wakes up."""
+@pytest.mark.parametrize(
+    ("ttl_ms", "stopped_ms", "gained_ms"),
+    [(30_000, 3_600_000 - 30_000 - module.GAP_MS, 1_000_000), (5_000, 3_000, 20_000)],
+    ids=["an hour", "from one beat of the shortest ttl to the next, and a little"],
+)
+async def test_after_a_gap_a_granted_lease_gets_its_time_back(
+    store: RedisStore, ttl_ms: int, stopped_ms: int, gained_ms: int
+) -> None:
+    """Played on a store whose clock jumps: a coordinator that was stopped wakes up."""
     made = Coordinator(store, spec(tenant("med")), lambda prefix: f"{prefix}_1")
     jump = Jump(store)
     made._store = jump  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
@@ -236,13 +243,13 @@ async def test_after_a_gap_a_granted_lease_gets_its_time_back(store: RedisStore)
     rig = Rig(store, made, hands)
     await made.listening.wait()
     await hands.hello()
-    await rig.enqueue("ls_a")
+    await store.enqueue(LeaseRequest("ann", ttl_ms=ttl_ms), lease_id="ls_a", max_queue=10)
     await rig.until(lambda world: world.leases["ls_a"].state is LeaseState.GRANTED)
-    jump.ms = 3_600_000 - 30_000 - module.GAP_MS
+    jump.ms = stopped_ms
     before = (await store.read()).leases["ls_a"].expires_ms or 0
     await store.wake()
     world = await rig.until(
-        lambda world: "ls_a" not in world.leases or (world.leases["ls_a"].expires_ms or 0) > before + 1_000_000
+        lambda world: "ls_a" not in world.leases or (world.leases["ls_a"].expires_ms or 0) > before + gained_ms
     )
     assert world.leases["ls_a"].state is LeaseState.GRANTED
     for task in tasks:
