@@ -1,10 +1,12 @@
 """What the gateway's handlers are wired with: where models live, the limits, and the parts they share.
 
-Invariant: values only; what changes here is the count of buffered bytes and what is known of the routers' children.
+Invariant: values only; what changes here is the count of buffered bytes, whose turn it is to spend the processor on a
+large body, and what is known of the routers' children.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
     from swapper.gateway.admission import Admission
     from swapper.gateway.member import Member
     from swapper.gateway.proof import Proofs
+
+
+INFLATED_AT_ONCE = 2
+"""So many threads undo compressed bodies, a piece of one body at a time: the others, and the disk's, stay free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +103,13 @@ class GatewayContext:
     proofs: Proofs
     session: aiohttp.ClientSession
     budget: Budget = field(init=False)
+    inflating: asyncio.Semaphore = field(init=False)
+    parsing: asyncio.Semaphore = field(init=False)
     children: Children = field(init=False)
 
     def __post_init__(self) -> None:
-        """One budget for all calls, one memory of where they go."""
+        """One budget and the same turns for all calls, one memory of where they go."""
         self.budget = Budget(self.limits.body_budget)
+        self.inflating = asyncio.Semaphore(INFLATED_AT_ONCE)
+        self.parsing = asyncio.Semaphore(1)
         self.children = Children(self.session)

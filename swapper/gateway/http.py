@@ -1,15 +1,16 @@
 """The model routes on aiohttp: read the body, find the model, admit the call, hand it to the pipe.
 
-Invariant: nothing is sent to a client before an answer, a refusal or a due keepalive exists. The server must run with
-`SERVER_OPTIONS`, so that a client that leaves ends its handler at once, also while it is queued, and that a compressed
-body is undone here: aiohttp answers one it cannot undo by itself, in no envelope.
+Invariant: nothing is sent to a client before an answer, a refusal or a due keepalive exists, and no body keeps the loop
+from others: compressed ones are undone in threads, few at once, and large ones parsed one in a pass of the loop. The
+server must run with `SERVER_OPTIONS`, so that a client that leaves ends its handler at once, also while it is queued,
+and that a compressed body is undone here: aiohttp answers one it cannot undo by itself, in no envelope.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, cast
 
 import msgspec
@@ -20,12 +21,15 @@ from swapper.gateway import errors, filler
 from swapper.gateway.admission import Full
 from swapper.gateway.context import GatewayContext
 from swapper.gateway.filler import Filler
-from swapper.gateway.parse import decoding, parse_body, parse_class
+from swapper.gateway.parse import Ask, Decoding, decoding, parse_body, parse_class
 from swapper.gateway.pipe import Exchange, Held
 from swapper.problem import Problem
 
 SERVER_OPTIONS: dict[str, Any] = {"handler_cancellation": True, "auto_decompress": False}
 """Keyword arguments for `web.AppRunner` (or `web.run_app`)."""
+
+LARGE_BYTES = 1 << 20
+"""From here on a body is parsed in a pass of its own: 64 MiB take up to a quarter of a second."""
 
 ROUTES: dict[str, Filler] = {
     "/v1/chat/completions": filler.chat,
@@ -64,7 +68,7 @@ async def _dispatch(
     problem = await _read_body(ctx, request, held)
     if problem is not None:
         return problem
-    ask = parse_body(held.body)
+    ask = await _parsed(ctx, held.body)
     if isinstance(ask, Problem):
         return ask
     tenant = ctx.names.get(ask.model)
@@ -107,7 +111,8 @@ async def _read_body(ctx: GatewayContext, request: web.Request, held: Held) -> P
             came += len(chunk)
             if came > limit:
                 return errors.too_large(limit)  # also of what gives nothing when it is undone
-            for piece in undo.feed(chunk):
+            undone = undo.feed(chunk)
+            while piece := await _next_piece(ctx, undo, undone):
                 if held.size + len(piece) > limit:
                     return errors.too_large(limit)
                 if not held.add(len(piece)):
@@ -121,8 +126,25 @@ async def _read_body(ctx: GatewayContext, request: web.Request, held: Held) -> P
         return errors.body_stopped(ctx.limits.body_pause_ms)
     except web.RequestPayloadError:
         return errors.bad_request("the body could not be read: it is not chunked as it says")
-    held.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    large = len(pieces) > 1 and held.size > LARGE_BYTES
+    held.body = await asyncio.to_thread(b"".join, pieces) if large else b"".join(pieces)
     return None
+
+
+async def _next_piece(ctx: GatewayContext, undo: Decoding, pieces: Iterator[bytes]) -> bytes:
+    """What comes next of a chunk, none at its end. Turns are by piece: a small body waits for no whole bomb."""
+    if undo.plain:
+        return next(pieces, b"")
+    async with ctx.inflating:
+        return await asyncio.to_thread(next, pieces, b"")
+
+
+async def _parsed(ctx: GatewayContext, body: bytes) -> Ask | Problem:
+    if len(body) <= LARGE_BYTES:
+        return parse_body(body)
+    async with ctx.parsing:
+        await asyncio.sleep(0)  # a pass for everybody else; in a thread the parser would keep the interpreter, too
+        return parse_body(body)
 
 
 async def _more(request: web.Request, pause_ms: int) -> bytes:

@@ -41,6 +41,11 @@ class Decoding:
         self._inflate = zlib.decompressobj()
         self._members = 0
 
+    @property
+    def plain(self) -> bool:
+        """Whether there is nothing to undo: a piece then costs nothing, else milliseconds."""
+        return self._name is None
+
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         """What a chunk gives, piece by piece. Raises ValueError with the reason when it cannot be undone."""
         if self._name is None:
