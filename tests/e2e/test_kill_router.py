@@ -7,14 +7,26 @@ import json
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import Future
-from pathlib import Path
 from typing import cast
 
-import psutil
 import pytest
 
 from swapper.demo.models import make_models
-from tests.support.matrix import BACK_S, STORY, Client, Held, accounted, back, cache_n, ends, eventually, granted
+from tests.support.matrix import (
+    BACK_S,
+    STORY,
+    Client,
+    Held,
+    accounted,
+    back,
+    cache_n,
+    child_of,
+    ends,
+    eventually,
+    granted,
+    router_of,
+    unread,
+)
 from tests.support.router import RealRouter
 from tests.support.server import Json
 
@@ -41,16 +53,6 @@ def server(living: Held) -> Iterator[Held]:
     back(living, "llama/alpha")
     assert living.chat("alpha", STORY)["choices"]
     assert all(lease["ended_at"] for lease in accounted(living))
-
-
-def router_of(server: Held) -> psutil.Process:
-    record = json.loads((server.state_dir / "servers" / "llama" / "record.json").read_text())
-    return psutil.Process(record["pid"])
-
-
-def child_of(router: psutil.Process) -> psutil.Process:
-    """The model's process, once there is one."""
-    return eventually(lambda: next(iter(router.children()), None), "the model's process is there")
 
 
 def told_cold(server: Held, lease: Json) -> Json | None:
@@ -142,11 +144,3 @@ def loading(server: Held) -> bool:
     with urllib.request.urlopen(f"{server.router.url}/models", timeout=20) as answer:
         (model,) = json.loads(answer.read())["data"]
     return model["status"]["value"] == "loading"
-
-
-def unread(process: psutil.Process) -> bool:
-    """Whether something was sent to the process that it has not read."""
-    command = process.cmdline()
-    port = int(command[command.index("--port") + 1])
-    rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
-    return any(int(row[1].split(":")[1], 16) == port and int(row[4].split(":")[1], 16) > 0 for row in rows)

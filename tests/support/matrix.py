@@ -230,3 +230,22 @@ def accounted(server: Server) -> list[Json]:
         assert lease["explain"], lease
         assert lease["reason"] or lease["state"] not in ("expired", "failed"), lease
     return found
+
+
+def router_of(server: Held) -> psutil.Process:
+    """The router that swapper itself started."""
+    record = json.loads((server.state_dir / "servers" / "llama" / "record.json").read_text())
+    return psutil.Process(record["pid"])
+
+
+def child_of(router: psutil.Process) -> psutil.Process:
+    """The model's process, once there is one."""
+    return eventually(lambda: next(iter(router.children()), None), "the model's process is there")
+
+
+def unread(process: psutil.Process) -> bool:
+    """Whether something was sent to the process that it has not read."""
+    command = process.cmdline()
+    port = int(command[command.index("--port") + 1])
+    rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
+    return any(int(row[1].split(":")[1], 16) == port and int(row[4].split(":")[1], 16) > 0 for row in rows)

@@ -1,0 +1,156 @@
+"""Each process is stopped (SIGSTOP) for a while and goes on: nobody healthy is taken for dead by our own gap."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import cast
+
+import psutil
+import pytest
+import redis
+
+from swapper.demo.models import make_models
+from tests.support.matrix import (
+    BACK_S,
+    ROOT,
+    STORY,
+    Client,
+    Held,
+    accounted,
+    back,
+    child_of,
+    eventually,
+    granted,
+    router_of,
+    unread,
+    warm,
+)
+from tests.support.router import RealRouter
+from tests.support.server import Json
+
+NEXT_BEAT_S = 3.8
+"""With less left of its five seconds a lease is beaten for, a third of its time after the last beat."""
+
+
+@pytest.fixture(scope="module")
+def living(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
+    folder = tmp_path_factory.mktemp("stopped")
+    router = RealRouter(folder / "router", make_models(folder, ["alpha"]))
+    server = Held(folder / "swapper", router, {"alpha": "{vram: 8GiB, default: true}"}, owned=True)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+        asyncio.run(server.stop_router())
+
+
+@pytest.fixture
+def server(living: Held) -> Iterator[Held]:
+    living.hold_at()
+    back(living, "llama/alpha")
+    living.chat("alpha", STORY)
+    yield living
+    warm(living)
+    assert all(lease["ended_at"] for lease in accounted(living))
+
+
+@contextmanager
+def job(server: Held) -> Generator[tuple[subprocess.Popen[bytes], str]]:
+    """A command under `swapper run` that ends when its input does, and its lease, granted."""
+    command = [
+        sys.executable,
+        "-m",
+        "swapper",
+        "run",
+        "--url",
+        server.url,
+        "--ttl",
+        "5s",
+        "--label",
+        "job",
+        "--",
+        "cat",
+    ]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT)
+
+    def holding() -> str | None:
+        leases = cast("list[Json]", server.get("/api/leases?state=granted")["items"])
+        return next((str(lease["id"]) for lease in leases if lease["label"] == "job"), None)
+
+    try:
+        yield process, eventually(holding, "the job holds the card")
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(BACK_S)
+
+
+def expiry(server: Held, lease: str) -> datetime:
+    return datetime.fromisoformat(str(server.get(f"/api/leases/{lease}")["expires_at"]))
+
+
+@pytest.mark.parametrize("stopped", ["swapper", "store"])
+def test_a_job_that_beats_outlives_a_stop_longer_than_its_ttl(server: Held, stopped: str) -> None:
+    """The shortest stop that matters: it begins right before a beat and ends once the lease's time has passed."""
+    with job(server) as (process, lease):
+        due = expiry(server, lease)
+        eventually(lambda: (due - datetime.now(UTC)).total_seconds() < NEXT_BEAT_S, "it is about to beat")
+        victim = psutil.Process(server.pid) if stopped == "swapper" else server.store()
+        victim.suspend()
+        eventually(lambda: datetime.now(UTC) > due, "the lease's time has passed")
+        victim.resume()
+        eventually(lambda: expiry(server, lease) > due, "it is heard again, or was given time")
+        eventually(lambda: expiry(server, lease) > datetime.now(UTC), "and goes on")
+        assert server.get(f"/api/leases/{lease}")["state"] == "granted"
+        assert process.poll() is None
+    assert process.returncode == 0
+    assert server.get(f"/api/leases/{lease}")["state"] == "released"
+
+
+def test_a_store_paused_in_the_middle_of_a_swap_for_longer_than_a_call_may_take(server: Held) -> None:
+    store = redis.Redis(unix_socket_path=str(server.state_dir / "store" / "socket"))
+    with Client(server) as client:
+        server.hold_at("before commit release")
+        asked = client.lease("paused")
+        server.held()
+        store.execute_command("CLIENT", "PAUSE", "6000", "ALL")  # pyright: ignore[reportUnknownMemberType]
+        store.close()
+        server.hold_at()
+        server.go_on()
+        client.release(granted(asked)).result(BACK_S)
+
+
+@pytest.mark.parametrize("victim", ["router", "child"])
+@pytest.mark.parametrize("verb", ["save", "load", "restore"])
+def test_a_router_or_a_model_stopped_amid_a_verb_and_gone_on_costs_nothing_but_time(
+    server: Held, victim: str, verb: str
+) -> None:
+    with Client(server) as client:
+        server.hold_at(f"before {verb}" if verb == "save" else "none")
+        asked = client.lease(f"{victim} {verb}")
+        if verb != "save":
+            lease = granted(asked)
+            server.hold_at(f"before {verb}")
+            client.release(lease)
+        server.held()
+        server.hold_at()
+        router = router_of(server)
+        if victim == "child" and verb == "load":
+            server.go_on()
+            stopped = child_of(router)
+            stopped.suspend()
+        else:
+            stopped = router if victim == "router" else child_of(router)
+            stopped.suspend()
+            server.go_on()
+            eventually(lambda: unread(stopped), "the request has reached the stopped process")
+        stopped.resume()
+        if verb == "save":
+            client.release(granted(asked)).result(BACK_S)
+        back(server, "llama/alpha")
