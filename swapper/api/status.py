@@ -5,6 +5,7 @@ Invariant: one reading of the world per answer, so that its parts agree; nothing
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from typing import cast
 
@@ -19,7 +20,10 @@ from swapper.api.views import Json, card_json, conversation_json, holder_json, i
 from swapper.core.explain import explain_demand
 from swapper.core.spec import TenantSpec
 from swapper.core.types import Card, Conversation, Demand, Swap, World
+from swapper.errors import StoreDown
 
+READY_S = 1.0
+"""So long `/ready` waits for the store: who asks often must not wait as long as a call that wants something of it."""
 _RECENT_SWAPS = 50
 
 
@@ -45,11 +49,26 @@ class StatusRoutes:
         return web.Response(text="OK")
 
     async def ready(self, request: web.Request) -> web.Response:
-        """200, or 503 with the reasons; `?model=m` also asks that the model is loaded and its gate open."""
+        """200, or 503 with the reasons; `?model=m` also asks that the model is loaded and its gate open.
+
+        A store that does not answer is a reason, and so are the faults once every card has one: beside a card at fault
+        others serve. `problems` of the status names every fault.
+        """
+        tenant = self._tenant_of(request.query.get("model"))
         reasons = self._ctx.live.problems()
-        model = request.query.get("model")
-        if model is not None:
-            reasons = [*reasons, *await self._model_reasons(model)]
+        world: World | None = None
+        try:
+            async with asyncio.timeout(READY_S):
+                world = await self._ctx.store.read()
+        except TimeoutError:
+            reasons.append(f"the store did not answer within {READY_S:g} s")
+        except StoreDown as down:
+            reasons.append(f"the store does not answer: {down}")
+        faults = [] if world is None else self._faults(world)
+        if len(faults) == len(self._ctx.spec.cards):
+            reasons += faults
+        if tenant is not None:
+            reasons += self._model_reasons(tenant, world)
         return web.json_response({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)
 
     async def status(self, _request: web.Request) -> web.Response:
@@ -66,7 +85,7 @@ class StatusRoutes:
             "demand": [self._demand_view(world, demand) for demand in world.demand],
             "tenants": [self._tenant_view(world, tenant, swaps) for tenant in self._ctx.spec.tenants.values()],
             "gateways": list(world.gateways),
-            "problems": self._ctx.live.problems(),
+            "problems": [*self._ctx.live.problems(), *self._faults(world)],
         }
         return web.json_response(body)
 
@@ -96,18 +115,27 @@ class StatusRoutes:
             raise Problem(404, "no-such-swap", f"There is no swap {wanted!r}.")
         return web.json_response(swap_json(found))
 
-    async def _model_reasons(self, model: str) -> list[str]:
-        tenant = self._tenant_of(model)
-        if tenant is None:
-            raise Problem(404, "no-such-model", f"There is no model {model!r}.")
+    def _model_reasons(self, tenant: TenantSpec, world: World | None) -> list[str]:
         state = self._ctx.live.states().get(tenant.id, "not observed yet")
         if state != "loaded":
             return [f"{tenant.id} is {state}"]
-        gate = (await self._ctx.store.read()).gates.get(tenant.id)
-        return [] if gate is not None and gate.open else [f"{tenant.id} is loaded, but its gate is closed"]
+        gate = None if world is None else world.gates.get(tenant.id)
+        shut = world is not None and (gate is None or not gate.open)
+        return [f"{tenant.id} is loaded, but its gate is closed"] if shut else []
 
-    def _tenant_of(self, model: str) -> TenantSpec | None:
-        return self._ctx.spec.tenants.get(self._ctx.names.get(model, model))
+    def _tenant_of(self, model: str | None) -> TenantSpec | None:
+        """None when none is asked for. Raises Problem 404."""
+        if model is None:
+            return None
+        tenant = self._ctx.spec.tenants.get(self._ctx.names.get(model, model))
+        if tenant is None:
+            raise Problem(404, "no-such-model", f"There is no model {model!r}.")
+        return tenant
+
+    def _faults(self, world: World) -> list[str]:
+        """Each card that is not given on because somebody keeps its VRAM, and who."""
+        cards = (world.cards.get(name) for name in self._ctx.spec.cards)
+        return [f"{card.name} is at fault: {card.fault.reason}" for card in cards if card is not None and card.fault]
 
     def _card_view(self, world: World, name: str) -> Json:
         spec = self._ctx.spec.cards[name]

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 import aiohttp
 import pytest
 
+from swapper.api import status
 from swapper.api.auth import scope_needed
 from swapper.api.ids import lease_id
 from swapper.api.views import conversation_json
@@ -19,6 +20,7 @@ from swapper.core.types import (
     Conversation,
     Demand,
     Departed,
+    Fault,
     Gate,
     Hold,
     Step,
@@ -26,6 +28,7 @@ from swapper.core.types import (
     StepRecord,
     Swap,
     WorkClass,
+    World,
 )
 from tests.support.api import Served, key, served
 
@@ -220,6 +223,40 @@ async def test_ready_tells_why_not(api: Served, http: aiohttp.ClientSession) -> 
     api.live.wrong.append("the agent of main is silent")
     async with http.get("/ready") as answer:
         assert (answer.status, (await answer.json())["reasons"]) == (503, ["the agent of main is silent"])
+
+
+async def test_ready_does_not_say_so_while_the_store_is_down(api: Served, http: aiohttp.ClientSession) -> None:
+    api.live.tenants["llama/med"] = "loaded"
+    api.redis.connected = False
+    for path in ("/ready", "/ready?model=med"):
+        async with http.get(path) as answer:
+            (reason,) = (await answer.json())["reasons"]
+            assert (answer.status, reason.startswith("the store does not answer: ")) == (503, True)
+
+
+async def test_ready_does_not_wait_long_for_a_store_that_hangs(
+    api: Served, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang() -> World:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(status, "READY_S", 0.01)
+    monkeypatch.setattr(api.store, "read", hang)
+    async with http.get("/ready") as answer:
+        assert (answer.status, (await answer.json())["reasons"]) == (503, ["the store did not answer within 0.01 s"])
+
+
+async def test_a_fault_is_a_problem_and_no_card_without_one_is_not_ready(
+    api: Served, http: aiohttp.ClientSession
+) -> None:
+    said = [f"{card} is at fault: held by pid 12 (ffmpeg)" for card in ("gpu0", "gpu1")]
+    for known, ready in ((said[:1], []), (said, said)):
+        await api.commit_card(Card(f"gpu{len(known) - 1}", fault=Fault("held by pid 12 (ffmpeg)", 1024, 0)))
+        async with http.get("/api/status") as answer:
+            assert (await answer.json())["problems"] == known
+        async with http.get("/ready") as answer:
+            assert (answer.status, (await answer.json())["reasons"]) == (503 if ready else 200, ready)
 
 
 async def next_messages(answer: aiohttp.ClientResponse, count: int) -> list[Message]:

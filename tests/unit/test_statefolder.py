@@ -170,6 +170,20 @@ async def test_a_store_is_started_again_though_the_lock_file_is_gone(
         assert _store_of(config).pid
 
 
+async def test_with_its_store_stopped_it_is_not_ready_until_it_runs_on(config: Config) -> None:
+    async with running(config) as server, aiohttp.ClientSession() as session:
+        store = psutil.Process(_store_of(config).pid)
+        store.suspend()
+        try:
+            async with session.get(f"{server.url}/ready") as answer:
+                assert answer.status == 503
+                assert "the store did not answer within 1 s" in (await answer.json())["reasons"]
+        finally:
+            store.resume()
+        async with session.get(f"{server.url}/ready") as answer:
+            assert "the store did not answer within 1 s" not in (await answer.json())["reasons"]
+
+
 @pytest.mark.parametrize(
     ("number", "kind", "said"),
     [
