@@ -334,6 +334,7 @@ def _adopt(world: World, spec: Spec, card: Card, strangers: tuple[str, ...]) -> 
     draft.card = replace(
         card,
         residents=residents,
+        failed={t: failure for t, failure in card.failed.items() if t not in strangers},
         return_to=card.return_to if owed else None,
         return_lease=card.return_lease if owed else None,
     )

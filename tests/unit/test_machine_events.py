@@ -271,3 +271,15 @@ def test_a_load_that_goes_out_again_under_a_higher_token_is_preceded_by_a_new_pr
     assert [(c.verb, c.token, c.args["need_mib"]) for c in play.swap.pending] == [("vacate", play.swap.token, 8 * GIB)]
     play.run()
     assert play.card.residents == (MED,)
+
+
+def test_a_model_that_is_there_after_all_counts_as_failed_no_more() -> None:
+    """Its load was answered with an error, and went on."""
+    play = Play(spec(tenant("med", default=True)))
+    play.decide()
+    play.run(until="load")
+    play.answer(play.pending("load"), ok=False, detail="busy")
+    play.answer(play.pending("load"), ok=False, detail="busy")
+    assert MED in play.card.failed
+    play.observe({MED: "loaded"})
+    assert (play.card.residents, play.card.failed) == ((MED,), {})
