@@ -98,3 +98,19 @@ async def test_the_coordinators_view_ages_while_nothing_but_reports_wakes_it() -
         await asyncio.sleep(0.1)
         assert now() < 8
     coordinator.cancel()
+
+
+@virtual
+async def test_a_load_whose_router_died_is_asked_for_again_once_the_process_left_behind_is_gone(tmp_path: Path) -> None:
+    async with backed(tmp_path, pace=Pace(load_s=4)) as (router, backend):
+        loading = asyncio.create_task(backend.load(ALPHA))
+        await asyncio.sleep(1)
+        router.die()
+        await asyncio.sleep(0.1)
+        router.start()
+        most = 0
+        while not loading.done():
+            most = max(most, router.vram.used_mib)
+            await asyncio.sleep(0.05)
+        await loading
+        assert most == FakeModel("alpha").vram_mib

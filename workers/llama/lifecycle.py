@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from swapper.errors import BackendDown, BackendError, BackendRefused
+from swapper.errors import BackendDown, BackendError, BackendGone, BackendRefused
 from workers.backend import TenantState
 from workers.llama.child import Child, gone
 from workers.llama.events import RouterEvents
@@ -22,6 +22,8 @@ from workers.llama.known import Known, port_of, state_of
 T = TypeVar("T")
 
 _GONE_S = 0.25
+_ORPHAN_S = 2.0
+"""Without its router a model's process ends within about 1.5 s."""
 _AFTER_KILL_S = 15.0  # the router's own stop-timeout is 10 s by default
 _LOG_READ, _LOG_SHOWN = 400, 12
 
@@ -133,7 +135,11 @@ class Lifecycle:
                 if "limit reached" not in str(refused) or loop.time() >= deadline:
                     raise
             await self._events.turn(turn)
-        return await self.loaded(name, turn)
+        try:
+            return await self.loaded(name, turn)
+        except BackendGone:
+            await asyncio.sleep(_ORPHAN_S)  # whoever asks again must not find the card taken by what was being loaded
+            raise
 
     async def loaded(self, name: str, turn: int = LONG_AGO) -> Model:
         """Wait until a model that is being loaded is there; the first look waits for a turn after `turn`."""
