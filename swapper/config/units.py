@@ -13,6 +13,8 @@ _BYTES = {"": 1, "b": 1, "kib": 1024, "mib": 1024**2, "gib": 1024**3, "tib": 102
 _NEAR = {"k": "KiB", "kb": "KiB", "m": "MiB", "mb": "MiB", "g": "GiB", "gb": "GiB", "t": "TiB", "tb": "TiB"}
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_MOST_BYTES, _MOST_MS = 1 << 60, 1000 * 365 * 86_400_000
+"""1 EiB and 1000 years: beyond them nothing is meant, and numbers lose their last digits on the way to the store."""
 _MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -29,7 +31,10 @@ def size_bytes(value: object) -> int:
         near = _NEAR.get(unit.lower())
         hint = f"did you mean {number}{near}?" if near else "units are KiB, MiB and GiB"
         raise ValueError(f"{value!r} is not a size; {hint}")
-    return math.ceil(float(number) * factor)
+    size = float(number) * factor
+    if size > _MOST_BYTES:
+        raise ValueError(f"{_short(value)} is more than any card or disk has; write it like 24GiB or 512MiB")
+    return math.ceil(size)
 
 
 def size_mib(value: object) -> int:
@@ -56,7 +61,16 @@ def duration_ms(value: object) -> int:
         raise ValueError(f"{text} has no unit; write {text}s for seconds")
     if not _DURATION.fullmatch(text):
         raise ValueError(f"{value!r} is not a duration; write it like 30s, 10m or 2h")
-    return round(sum(float(part[1]) * _MS[part[2]] for part in _PART.finditer(text)))
+    ms = sum(float(part[1]) * _MS[part[2]] for part in _PART.finditer(text))
+    if ms > _MOST_MS:
+        raise ValueError(f"{_short(value)} is longer than 1000 years; write it like 30s, 10m or 2h")
+    return round(ms)
+
+
+def _short(value: object) -> str:
+    """A value as it stands in a sentence, also one of a thousand digits."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:40]}...{text[-10:]}"
 
 
 def show_mib(mib: int) -> str:

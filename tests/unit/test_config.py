@@ -112,6 +112,13 @@ def test_all_problems_are_told_at_once_in_the_order_of_the_file() -> None:
     assert "write 60s for seconds" in said[1]
 
 
+def test_a_number_beyond_all_sense_is_told_like_any_other() -> None:
+    (said,) = problems(GOOD.replace("24GiB", "9" * 300 + "GiB"))
+    assert said.startswith("swapper.yaml:")
+    assert ": cards.gpu0.vram: '9999" in said
+    assert "is more than any card or disk has" in said
+
+
 def test_a_key_given_twice_is_an_error() -> None:
     assert problems(GOOD + "listen: 127.0.0.1:1\n") == [
         "swapper.yaml:16: listen: stands twice in the same section; keep one"

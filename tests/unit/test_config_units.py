@@ -28,6 +28,10 @@ def test_a_size_may_be_read_as_bytes() -> None:
         (True, "write it like 24GiB"),
         (None, "write it like 24GiB"),
         (-1, "write it like 24GiB"),
+        ("9" * 300 + "GiB", "9999...999999GiB' is more than any card or disk has"),
+        ("9" * 400 + "GiB", "more than any card or disk has"),
+        (10**400, "more than any card or disk has"),
+        ("2000000TiB", "more than any card or disk has"),
     ],
 )
 def test_a_wrong_size_says_what_to_write(text: object, said: str) -> None:
@@ -49,7 +53,15 @@ def test_no_time_at_all_needs_no_unit() -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [(30, "write 30s"), ("30", "write 30s"), ("soon", "like 30s, 10m or 2h"), (True, "like 30s"), ("", "like 30s")],
+    [
+        (30, "write 30s"),
+        ("30", "write 30s"),
+        ("soon", "like 30s, 10m or 2h"),
+        (True, "like 30s"),
+        ("", "like 30s"),
+        ("9" * 400 + "d", "longer than 1000 years"),
+        ("366000d", "longer than 1000 years"),
+    ],
 )
 def test_a_wrong_duration_says_what_to_write(text: object, said: str) -> None:
     with pytest.raises(ValueError, match=said):
