@@ -39,12 +39,14 @@ class EventRoutes:
         if since is not None and _ID.fullmatch(since) is None:
             raise bad_value("Last-Event-ID", f"{since!r} is not the id of an event")
         follow = request.query.get("follow", "1") != "0"
+        response = web.StreamResponse(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        response.content_type = "text/event-stream"
+        response.charset = "utf-8"
+        if request.method == "HEAD":
+            return response  # the headers are all of it
         with self._ctx.tail.watch_all() as more:
             if since is None:
                 since = await self._ctx.tail.end() if follow else "0"
-            response = web.StreamResponse(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
-            response.content_type = "text/event-stream"
-            response.charset = "utf-8"
             await response.prepare(request)
             try:
                 await self._stream(response, since, more, follow=follow)

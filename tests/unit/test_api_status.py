@@ -320,6 +320,19 @@ async def test_events_without_following_end_with_what_is_retained(http: aiohttp.
         assert (await answer.text()).count("event: lease\n") == 2
 
 
+async def test_who_asks_for_the_heads_of_the_events_gets_them_and_the_next_answer(api: Served) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(api.url.rpartition(":")[2]))
+    writer.write(
+        b"HEAD /api/events HTTP/1.1\r\nHost: x\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    )
+    async with asyncio.timeout(20):
+        heads, rest = (await reader.read()).split(b"\r\n\r\n", 1)
+    writer.close()
+    assert b"text/event-stream" in heads
+    assert rest.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert rest.endswith(b"\r\n\r\nOK")
+
+
 async def test_a_bad_event_id_is_422(http: aiohttp.ClientSession) -> None:
     async with http.get("/api/events", headers={"Last-Event-ID": "yesterday"}) as answer:
         assert answer.status == 422
