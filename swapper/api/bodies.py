@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import json
 import re
 from collections.abc import Mapping
 from typing import Annotated, TypeVar
@@ -82,7 +83,7 @@ async def read_body(request: web.Request, model: type[_Model]) -> _Model:
     try:
         return model.model_validate_json(raw or b"{}")
     except ValidationError as error:
-        raise _refusal(error, model) from None
+        raise _refusal(error, model, raw) from None
 
 
 async def _read_limited(request: web.Request) -> bytes:
@@ -106,16 +107,27 @@ async def _read_limited(request: web.Request) -> bytes:
     return bytes(raw)
 
 
-def _refusal(error: ValidationError, model: type[BaseModel]) -> Problem:
+def _refusal(error: ValidationError, model: type[BaseModel], raw: bytes) -> Problem:
     details = error.errors(include_url=False, include_context=False)
     if details[0]["type"] == "json_invalid":
-        return Problem(400, "bad-json", f"The body is not JSON: {details[0]['msg']}.")
+        return Problem(400, "bad-json", f"The body is not JSON: {_no_json(raw, details[0]['msg'])}.")
     known = [field.alias or name for name, field in model.model_fields.items()]
     fields = [_field_error(detail, known) for detail in details]
     text = "; ".join(
         f"{field['field']}: {field['message']}" if field["field"] else field["message"] for field in fields
     )
     return Problem(422, "bad-field", text, errors=fields)
+
+
+def _no_json(raw: bytes, said: str) -> str:
+    """Of a lone surrogate the parser speaks as of a hex escape that is cut; Python's own takes it for text."""
+    if "escape" in said or "code point" in said:
+        try:
+            json.loads(raw)
+        except (ValueError, RecursionError):
+            return said
+        return "a lone surrogate, half of a character (an escape like \\ud800 without its other half)"
+    return said
 
 
 def _field_error(detail: ErrorDetails, known: list[str]) -> dict[str, str]:

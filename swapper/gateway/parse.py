@@ -6,6 +6,7 @@ can be seen to be no JSON is refused here, so that it never brings a model onto 
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -102,6 +103,9 @@ class Ask:
     stream: bool
 
 
+_LONE_AT_END = re.compile(rb"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\?$|\\u[0-9a-fA-F]{0,4}$|\\u[dD][c-fC-F])")
+"""Where fewer bytes follow than the other half has, the decoder says that the body is cut."""
+_LONE_BYTES = 16
 _decoder = msgspec.json.Decoder(_Body)
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -119,6 +123,8 @@ def parse_body(body: bytes) -> Ask | Problem:
     except UnicodeDecodeError as error:
         return bad_request(f"the body is not JSON: {error.reason} (byte {error.start}), and JSON is UTF-8")
     except msgspec.DecodeError as error:
+        if _LONE_AT_END.search(body[-_LONE_BYTES:]):
+            return bad_request("the body is not JSON: a lone surrogate, half of a character, stands near its end")
         return bad_request(f"the body is not JSON: {error}")
     if not decoded.model:
         return bad_request("the body names no model", param="model", code="model_missing")

@@ -213,6 +213,7 @@ async def test_a_full_queue_is_429(http: aiohttp.ClientSession) -> None:
         ({"card": "gpu9"}, "card", "there is gpu0, gpu1"),
         ({"vram": "12GB"}, "vram", "did you mean 12GiB?"),
         ({"vram": "0GiB"}, "vram", "no VRAM"),
+        ({"vram": "9" * 300 + "GiB"}, "vram", "more than any card or disk has"),
         ({"card": "gpu1", "vram": "9GiB"}, "vram", "the most a lease can have is 8 GiB, on gpu1"),
         ({"vram": "22GiB"}, "vram", "the most a lease can have is 21.5 GiB, on gpu0"),
         ({"label": "x" * 201}, "label", "at most 200"),
@@ -241,6 +242,12 @@ async def test_a_bad_field_is_named(http: aiohttp.ClientSession, body: Json, fie
 async def test_what_is_not_json_is_400(http: aiohttp.ClientSession, body: bytes) -> None:
     async with http.post("/api/leases", data=body) as answer:
         assert (await problem(answer, 400))["type"] == "urn:swapper:bad-json"
+
+
+@pytest.mark.parametrize("body", [b'{"label": "\\ud800"}', b'{"label": "\\udc00x"}', b'{"label": "\xed\xa0\x80"}'])
+async def test_a_lone_surrogate_is_called_one(http: aiohttp.ClientSession, body: bytes) -> None:
+    async with http.post("/api/leases", data=body) as answer:
+        assert "a lone surrogate, half of a character" in (await problem(answer, 400))["detail"]
 
 
 async def test_json_that_is_no_object_is_422(http: aiohttp.ClientSession) -> None:

@@ -62,6 +62,8 @@ async def raw(gateway: Served) -> AsyncGenerator[tuple[asyncio.StreamReader, asy
         ),
         (b'{"model": "gpt-4o", "\xff": 1}', 400, "bad_request", "JSON is UTF-8"),
         (b'{"model": "alpha", "temperature": NaN}', 400, "bad_request", "not JSON"),
+        (b'{"model": "alpha", "prompt": "\\ud800"}', 400, "bad_request", "a lone surrogate"),
+        (b'{"model": "alpha", "prompt": "\\ud83d\\ude0', 400, "bad_request", "truncated"),
         (b"[]", 400, "bad_request", "wrong field"),
         (b'{"model": 3}', 400, "bad_request", "wrong field"),
         (b'{"model": "alpha", "stream": "yes"}', 400, "bad_request", "wrong field"),
