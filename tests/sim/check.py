@@ -1,0 +1,306 @@
+"""What must hold at every moment: the event log is folded as it is written, and the fakes are looked at beside it.
+
+Invariant: it changes nothing and asks nobody; `broken` is the first promise that did not hold, in words. It judges what
+is physically there (who holds VRAM, what is in flight), never what a part of swapper believes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from swapper.core.types import ACTIVE, Card, Conversation, Lease, LeaseState, ProofResult, Report, StepOutcome, Swap
+from swapper.store import codec
+from swapper.store.memory_library import Library
+from swapper.store.memory_streams import NOTHING, Id, written
+from swapper.store.protocol import StoredEvent
+from tests.sim.plan import CardPlan
+
+Pair = tuple[int, int]
+LATENCY_MS = 500
+"""A grace is counted from the decision; the end is stamped when the store takes it in."""
+CHANCE_TOKENS = 32
+"""So many tokens any two prompts may have in common."""
+
+
+@dataclass(slots=True)
+class Fold:
+    """What the event log says, as far as it was read."""
+
+    last: Id = NOTHING
+    versions: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    docs: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    leases: dict[str, Lease] = field(default_factory=dict[str, Lease])
+    cards: dict[str, Card] = field(default_factory=dict[str, Card])
+    swaps: dict[str, Swap] = field(default_factory=dict[str, Swap])
+    granted: dict[str, int] = field(default_factory=dict[str, int])
+    token: int = 0
+
+    def copy(self) -> Fold:
+        """As it is now."""
+        maps = {name: {**getattr(self, name)} for name in ("versions", "docs", "leases", "cards", "swaps", "granted")}
+        return replace(self, **maps)
+
+
+@dataclass(slots=True)
+class Seen:
+    """What happened physically and what the check must remember of it, across any rollback of the store.
+
+    `tainted`: leases whose state a rollback took back; `lost`: those it took away. `dutiful`: their owner does all
+    that is asked of it just now. `begun`: per lane the newest command carried out. `reused`: what answers took from a
+    slot, (model, slot) -> cached tokens since the last restore. `highest`: the highest token granted on a card, and the
+    lease it went to.
+    """
+
+    tainted: set[str] = field(default_factory=set[str])
+    lost: set[str] = field(default_factory=set[str])
+    dutiful: set[str] = field(default_factory=set[str])
+    begun: dict[tuple[str, str | None], Pair] = field(default_factory=dict[tuple[str, str | None], Pair])
+    reused: dict[tuple[str, int], list[int]] = field(default_factory=dict[tuple[str, int], list[int]])
+    highest: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
+    rollbacks: int = 0
+
+
+class Check:
+    """See the module text. `held` gives who holds how much on a card; `now_ms` is the store's clock."""
+
+    def __init__(
+        self,
+        plans: Iterable[CardPlan],
+        held: Mapping[str, Mapping[str, int]],
+        now_ms: Callable[[], int],
+        say: Callable[[str], None],
+        *,
+        measured: bool,
+        grace_ms: int,
+    ) -> None:
+        self.fold = Fold()
+        self.seen = Seen()
+        self.broken: str | None = None
+        self.breaking = asyncio.Event()
+        self.events = 0
+        self._plans = {plan.name: plan for plan in plans}
+        self._held = held
+        self._now_ms = now_ms
+        self._say = say
+        self._measured = measured
+        self._grace_ms = grace_ms
+        self.stuck: set[str] = set()
+        """Children whose VRAM stays held: no probe but one that measures can know."""
+
+    def fail(self, text: str) -> None:
+        """A promise does not hold."""
+        if self.broken is None:
+            self.broken = text
+            self.breaking.set()
+            self._say(f"BROKEN: {text}")
+
+    # The store.
+
+    def wrote(self, library: Library) -> None:
+        """Something may have been written: fold what is new in the log."""
+        for at, (kind, subject, version, data) in library.streams.after("events", self.fold.last):
+            self.fold.last = at
+            self.events += 1
+            self._take(StoredEvent(written(at), kind, subject, int(version), data))
+
+    def gave_out(self, tokens: Sequence[int]) -> None:
+        """A commit gave these out: they rise, in the order of the commits."""
+        for token in tokens:
+            if token <= self.fold.token:
+                self.fail(f"token {token} was given out, at or below {self.fold.token} (S2)")
+            self.fold.token = token
+
+    def rewound(self, fold: Fold) -> None:
+        """The store went back to what it was when `fold` was copied."""
+        now = self.fold
+        for name, lease in now.leases.items():
+            before = fold.leases.get(name)
+            if before is None or before.state is not lease.state or before.token != lease.token:
+                self.seen.tainted.add(name)
+            if before is None:
+                self.seen.lost.add(name)
+        self.fold = fold.copy()
+        self.seen.rollbacks += 1
+
+    def compare(self, library: Library) -> None:
+        """Folding the log gives what is stored."""
+        world = library.read(self._now_ms())
+        for name, card in world.cards.items():
+            if card != self.fold.cards.get(name):
+                self.fail(f"the fold of the log is not the stored card {name}")
+        for name, lease in self.fold.leases.items():
+            stored = library.leases.get(name)
+            if stored is None or (stored.state, stored.token, stored.card) != (lease.state, lease.token, lease.card):
+                self.fail(f"the fold of the log is not the stored lease {name}")
+        for tenant, gate in world.gates.items():
+            if codec.gate_text(tenant, gate) != self.fold.docs.get(("tenant", tenant)):
+                self.fail(f"the fold of the log is not the stored gate of {tenant}")
+
+    def _take(self, event: StoredEvent) -> None:
+        key = (event.type, event.subject)
+        if event.type in ("lease", "card", "swap", "tenant"):
+            before = self.fold.versions.get(key, 0)
+            rises = event.version > before if event.type == "tenant" else event.version == before + 1
+            if not rises:
+                self.fail(f"event version of {event.type} {event.subject} goes from {before} to {event.version}")
+            self.fold.versions[key] = event.version
+            self.fold.docs[key] = event.data
+        match event.type:
+            case "lease":
+                self._lease(codec.lease_of(event))
+            case "card":
+                self._card(codec.card_of(event))
+            case "swap":
+                self._swap(codec.swap_of(event))
+            case "conversation":
+                self._conversation(codec.conversation_of(event))
+            case "alert":
+                self._say(f"  alert {event.subject}: {event.data}")
+            case _:
+                pass
+
+    def _lease(self, lease: Lease) -> None:
+        before = self.fold.leases.get(lease.id)
+        self.fold.leases[lease.id] = lease
+        if before is not None and before.state is lease.state:
+            return
+        reason = f" ({lease.reason})" if lease.reason else ""
+        self._say(f"  {lease.id} {lease.state}{reason}")
+        if before is not None and before.state not in ACTIVE:
+            self.fail(f"{lease.id} ended as {before.state} and is {lease.state} now")
+        if lease.state is LeaseState.GRANTED:
+            self._granted(lease)
+        held = before is not None and before.state is LeaseState.GRANTED
+        healthy = lease.id in self.seen.dutiful and lease.id not in self.seen.tainted
+        if lease.state is LeaseState.EXPIRED and held and healthy:
+            self.fail(f"{lease.id} expired although its owner did all that is asked of it")
+        if lease.state in (LeaseState.EXPIRED, LeaseState.REVOKED, LeaseState.FAILED) and not lease.reason:
+            self.fail(f"{lease.id} is {lease.state} without a reason (N1)")
+
+    def _granted(self, lease: Lease) -> None:
+        assert lease.card is not None
+        assert lease.token is not None
+        if lease.id in self.fold.granted:
+            self.fail(f"{lease.id} was granted twice")
+        self.fold.granted[lease.id] = lease.token
+        highest, holder = self.seen.highest.get(lease.card, (0, ""))
+        again = lease.token == highest and lease.id == holder and lease.id in self.seen.tainted
+        if lease.token <= highest and not again:
+            self.fail(f"{lease.id} was granted token {lease.token}, not above {highest} of {holder} (S2)")
+        self.seen.highest[lease.card] = max((lease.token, lease.id), (highest, holder))
+        self._fits(lease.card, f"{lease.id} was granted")
+
+    def _card(self, card: Card) -> None:
+        before = self.fold.cards.get(card.name)
+        self.fold.cards[card.name] = card
+        if before is None or (before.phase, before.residents) != (card.phase, card.residents):
+            self._say(f"  {card.name} {card.phase} residents={','.join(card.residents)} v{card.version}")
+
+    def _swap(self, swap: Swap) -> None:
+        before = self.fold.swaps.get(swap.id)
+        self.fold.swaps[swap.id] = swap
+        if before is None:
+            self._say(f"  swap {swap.id} for {swap.cause}: {swap.from_} -> {swap.to}")
+        if swap.outcome is None or (before is not None and before.outcome is not None):
+            return
+        self._say(f"  swap {swap.id} {swap.outcome}{f' ({swap.reason})' if swap.reason else ''}")
+        if any(record.outcome is StepOutcome.RUNNING for record in swap.steps):
+            self.fail(f"swap {swap.id} ended with a step that still runs")
+        self._all_told(swap)
+
+    def _all_told(self, swap: Swap) -> None:
+        """N3: each conversation of a swap that ended was saved or stated; came back or is stated cold."""
+        for talk in swap.conversations:
+            if talk.tenant in swap.to and not swap.back and swap.outcome == "done":
+                if not talk.restored and not (talk.result is ProofResult.COLD and talk.reason):
+                    self.fail(f"swap {swap.id} ends with {talk.snapshot} neither back nor stated cold (N3)")
+            elif talk.tenant in swap.from_ and swap.outcome == "done" and not talk.saved and not talk.reason:
+                self.fail(f"swap {swap.id} ends with slot {talk.slot} of {talk.tenant} neither saved nor stated (N3)")
+
+    def _conversation(self, talk: Conversation) -> None:
+        why = f" ({talk.reason})" if talk.reason else ""
+        self._say(f"  {talk.snapshot or talk.tenant} {codec.conversation_state(talk)}{why}")
+        if talk.result is ProofResult.WARM:
+            seen = self.seen.reused.get((talk.tenant.partition("/")[2], talk.slot), [])
+            cached = talk.cache_n or 0
+            if cached not in seen or (cached <= CHANCE_TOKENS and 2 * cached < talk.tokens):
+                self.fail(f"{talk.snapshot} is said to be warm by {cached} of {talk.tokens}; seen were {seen} (T1)")
+
+    # The cards.
+
+    def took(self, card: str, holder: str) -> None:
+        """Somebody took VRAM."""
+        self._fits(card, f"{holder} took VRAM")
+
+    def _fits(self, card: str, when: str) -> None:
+        """S1 and S3, judged by who holds what just now."""
+        plan, held = self._plans[card], self._held[card]
+        granted = [
+            lease
+            for lease in self.fold.leases.values()
+            if lease.state is LeaseState.GRANTED and lease.card == card and lease.id not in self.seen.tainted
+        ]
+        whole = next((lease for lease in granted if lease.whole), None)
+        beside = [name for name in held if whole is None or name != f"lease {whole.id}" if not self._excused(name)] + [
+            f"lease {lease.id}" for lease in granted if lease is not whole and f"lease {lease.id}" not in held
+        ]
+        if whole is not None and beside:
+            self.fail(f"{when} on {card}: {whole.id} has all of it, but so have {', '.join(sorted(set(beside)))} (S1)")
+        promised = {f"lease {lease.id}": lease.request.vram_mib or 0 for lease in granted if not lease.whole}
+        real = {name: mib for name, mib in held.items() if not self._excused(name)}
+        total = sum((promised | real).values())
+        if total > plan.total_mib:
+            who = ", ".join(f"{name} {mib}" for name, mib in sorted((promised | real).items()))
+            self.fail(f"{when} on {card}: {total} MiB of {plan.total_mib}: {who} (S3)")
+
+    def _excused(self, holder: str) -> bool:
+        """Who holds VRAM against the rules, in a way that swapper cannot know."""
+        if holder in self.stuck:
+            return not self._measured
+        if not holder.startswith("lease "):
+            return False
+        lease = self.fold.leases.get(holder.removeprefix("lease "))
+        if lease is None or lease.id in self.seen.tainted:
+            return True
+        if self._measured or lease.state is LeaseState.GRANTED:
+            return False
+        believed = lease.state in (LeaseState.EXPIRED, LeaseState.REVOKED)
+        return believed and self._now_ms() - (lease.ended_ms or 0) >= self._grace_ms - LATENCY_MS
+
+    # The agents and the servers.
+
+    def heard(self, report: Report) -> None:
+        """An executor refuses."""
+        which = f"{report.token & 0xFFFFF}.{report.n}"
+        self._say(f"    {report.executor} refuses {report.verb} {report.tenant} {which}: {report.detail}")
+
+    def execute(self, card: str, tenant: str | None, pair: Pair, verb: str) -> None:
+        """An agent carries a command out (S2)."""
+        newest = self.seen.begun.get((card, tenant), (0, 0))
+        side_by_side = verb in ("save", "restore") and pair[0] == newest[0]
+        if pair < newest and not side_by_side:
+            self.fail(f"{verb} {tenant or card} {pair} carried out after {newest} (S2)")
+        self.seen.begun[card, tenant] = max(pair, newest)
+
+    def unloading(self, card: str, tenant: str, in_flight: Mapping[str, int], used: Mapping[int, int]) -> None:
+        """The router is told to unload a tenant: what is in flight at live gateways, what its slots hold (tokens)."""
+        swap = self.fold.cards[card].swap if card in self.fold.cards else None
+        busy = {name: count for name, count in in_flight.items() if count}
+        if busy and (swap is None or swap.forced_ms is None):
+            self.fail(f"{tenant} is unloaded with calls in flight at {busy} (S4)")
+        if swap is None or tenant not in swap.from_ or busy:
+            return
+        told = {talk.slot for talk in swap.conversations if talk.tenant == tenant and (talk.saved or talk.reason)}
+        untold = [slot for slot in used if slot not in told]
+        if untold and -1 not in told:
+            self.fail(f"{tenant} is unloaded with slots {untold} neither saved nor stated (N3)")
+
+    def restored(self, model: str, slot: int) -> None:
+        """A slot has a conversation again: what was reused before proves nothing any more."""
+        self.seen.reused[model, slot] = []
+
+    def answered(self, model: str, slot: int, cached: int) -> None:
+        """An answer took so many tokens from the slot."""
+        self.seen.reused.setdefault((model, slot), []).append(cached)

@@ -1,0 +1,93 @@
+"""The product with one mechanism taken away, by name: some seed must tell.
+
+Invariant: nothing but the mechanism is changed, and it is there again afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import workers.verbs
+from swapper.core import machine
+from swapper.core.types import ProofResult
+from swapper.gateway import proof
+from swapper.store.memory_library import Library
+from workers import marks
+from workers.vacate import Vacated
+
+
+def _nothing(*_: object) -> None:
+    """What is missing decides nothing."""
+
+
+def _fence(patch: pytest.MonkeyPatch) -> None:
+    """The agent takes every command for a new one."""
+
+    def verdict(self: Any, pair: object) -> object:  # noqa: ANN401
+        del self, pair
+        return marks.Fresh()
+
+    patch.setattr(marks._LaneRecord, "verdict", verdict)  # pyright: ignore[reportPrivateUsage]
+    patch.setattr(marks.Marks, "answer", _nothing)
+
+
+def _proof(patch: pytest.MonkeyPatch) -> None:
+    """`vacate` believes that the card is free."""
+
+    async def believed(*_: object) -> Vacated:
+        return Vacated(True, 1 << 20, ())
+
+    patch.setattr(workers.verbs, "vacate", believed)
+
+
+def _reuse(patch: pytest.MonkeyPatch) -> None:
+    """Every answer proves reuse."""
+
+    def judge(*_: object) -> tuple[ProofResult, None]:
+        return ProofResult.WARM, None
+
+    patch.setattr(proof, "judge", judge)
+
+
+def _compare_and_set(patch: pytest.MonkeyPatch) -> None:
+    """A commit is not held against the cards' versions, nor the tokens against the counter."""
+    whole: Callable[..., Any] = Library._conflict  # pyright: ignore[reportPrivateUsage]
+
+    def conflict(self: Library, now_ms: int, commit: Any) -> Any:  # noqa: ANN401
+        return whole(self, now_ms, replace(commit, cards=(), tokens=()))
+
+    patch.setattr(Library, "_conflict", conflict)
+
+
+def _resume(patch: pytest.MonkeyPatch) -> None:
+    """After a restart nothing is sent again."""
+    patch.setattr(machine, "resume", _nothing)
+
+
+def _grace(patch: pytest.MonkeyPatch) -> None:
+    """After a gap no lease gets its time back."""
+    patch.setattr(machine, "extend_after_gap", _nothing)
+
+
+MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "fence": _fence,
+    "proof": _proof,
+    "reuse": _reuse,
+    "compare-and-set": _compare_and_set,
+    "resume": _resume,
+    "grace": _grace,
+}
+
+
+@contextmanager
+def mutated(name: str | None) -> Generator[None]:
+    """Within it the mechanism is missing; None: nothing is."""
+    with pytest.MonkeyPatch.context() as patch:
+        if name is not None:
+            MUTANTS[name](patch)
+        yield

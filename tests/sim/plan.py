@@ -1,0 +1,256 @@
+"""A plan: everything of one simulation that is chosen, drawn from the seed before anything runs.
+
+Times are seconds from the start, sizes MiB. What happens at the same moment in the running simulation (how long each
+await takes) is drawn there, from the same seed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from swapper.core.types import WorkClass
+from tests.support.fake_faults import Fault, Kind, Verb
+
+TROUBLE_S = 40.0
+"""Nothing goes wrong by itself any more after that."""
+
+
+class Way(StrEnum):
+    """How an owner behaves."""
+
+    DUTIFUL = "dutiful"
+    FORGETS = "forgets"
+    LATE = "late"
+    CANCELS = "cancels"
+    VANISHES = "vanishes"
+    KEEPS = "keeps"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """One model. `required`: its conversations must be saved."""
+
+    name: str
+    need_mib: int
+    default: bool
+    parallel: int
+    required: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CardPlan:
+    """One card and the models of the router beside it."""
+
+    name: str
+    total_mib: int
+    reserve_mib: int
+    models: tuple[ModelPlan, ...]
+
+    @property
+    def capacity(self) -> int:
+        """What a whole lease gets."""
+        return self.total_mib - self.reserve_mib
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerPlan:
+    """One lease and who asks for it. `overstay_s`: how long its process lives on once it should have ended."""
+
+    name: str
+    at: float
+    card: str | None
+    vram_mib: int | None
+    klass: WorkClass
+    ttl_ms: int
+    work_s: float
+    way: Way
+    overstay_s: float
+    max_hold_ms: int
+    deadline_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CallPlan:
+    """One call. `tokens` to be said; `hang_up_s`: the client waits no longer than that."""
+
+    at: float
+    model: str
+    talk: int
+    stream: bool
+    tokens: int
+    hang_up_s: float
+    chat: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Something that goes wrong. What the fields mean hangs on `what`; see trouble.py."""
+
+    at: float
+    what: str
+    where: str = ""
+    seconds: float = 0.0
+    count: int = 0
+    flag: bool = False
+    fault: Fault | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All of it. `layout`: `one` process, `two` of them that both decide, or each part `apart`."""
+
+    seed: int
+    layout: str
+    measured: bool
+    controlled: bool
+    cards: tuple[CardPlan, ...]
+    owners: tuple[OwnerPlan, ...]
+    calls: tuple[CallPlan, ...]
+    troubles: tuple[Trouble, ...]
+    reopen: bool
+    pace: float
+
+    @property
+    def parties(self) -> tuple[str, ...]:
+        """The processes."""
+        return {"one": ("main",), "two": ("main", "second"), "apart": ("brain", "hands", "door")}[self.layout]
+
+
+def draw(seed: int) -> Plan:
+    """The plan of a seed."""
+    rng = random.Random(f"{seed}/plan")
+    layout = rng.choice(("one", "one", "two", "apart"))
+    measured = rng.random() < 0.5
+    controlled = rng.random() < 0.4
+    names = iter("abcdef")
+    cards = tuple(_card(rng, f"gpu{n}", names) for n in range(rng.choice((1, 1, 2))))
+    owners = tuple(_owner(rng, f"o{n}", cards, measured=measured) for n in range(rng.randint(2, 6)))
+    calls = tuple(sorted((_call(rng, cards) for _ in range(rng.randint(6, 16))), key=lambda call: call.at))
+    plan = Plan(
+        seed, layout, measured, controlled, cards, owners, calls, (), rng.random() < 0.25, rng.choice((0.3, 1.0, 2.0))
+    )
+    troubles = [_trouble(rng, plan) for _ in range(rng.choice((0, 1, 2, 3, 4, 5)))]
+    return replace(plan, troubles=tuple(sorted(troubles, key=lambda trouble: trouble.at)))
+
+
+def _card(rng: random.Random, name: str, names: Iterator[str]) -> CardPlan:
+    reserve = rng.choice((0, 500))
+    count = rng.randint(1, 2)
+    models: list[ModelPlan] = []
+    for nth in range(count):
+        default = nth == 0 or rng.random() < 0.3
+        need = rng.choice((4000, 6000)) if default else rng.choice((4000, 6000, 9000))
+        models.append(ModelPlan(next(names), need, default, rng.choice((1, 2)), rng.random() < 0.3))
+    total = max(12_000, sum(model.need_mib for model in models if model.default)) + reserve
+    return CardPlan(name, total, reserve, tuple(models))
+
+
+def _owner(rng: random.Random, name: str, cards: tuple[CardPlan, ...], *, measured: bool) -> OwnerPlan:
+    card = rng.choice(cards)
+    whole = rng.random() < 0.6
+    ways = [Way.DUTIFUL] * 5 + [Way.FORGETS, Way.LATE, Way.CANCELS, Way.VANISHES] + [Way.KEEPS] * measured
+    return OwnerPlan(
+        name,
+        rng.uniform(0, 25),
+        card.name if rng.random() < 0.8 else None,
+        None if whole else rng.choice((2000, 5000, 8000)),
+        rng.choice(list(WorkClass)[:3]),
+        rng.choice((5000, 7000)),
+        rng.uniform(0.2, 7),
+        rng.choice(ways),
+        rng.uniform(0, 10) if measured else rng.uniform(0, 2),
+        rng.choice((3_600_000, 3_600_000, 3_600_000, 4000)),
+        rng.uniform(2, 20) if rng.random() < 0.15 else None,
+    )
+
+
+def _call(rng: random.Random, cards: tuple[CardPlan, ...]) -> CallPlan:
+    models = [model.name for card in cards for model in card.models]
+    return CallPlan(
+        rng.uniform(0, TROUBLE_S),
+        rng.choice(models),
+        rng.randint(1, 2),
+        rng.random() < 0.5,
+        rng.choice((2, 10, 50, 400)),
+        rng.choice((0.5, 8.0, 60.0, 60.0)),
+        rng.random() < 0.5,
+    )
+
+
+_FAULTS: tuple[tuple[Verb, Kind], ...] = (
+    (Verb.UNLOAD, Kind.LATE),
+    (Verb.UNLOAD, Kind.ERROR),
+    (Verb.UNLOAD, Kind.HANG),
+    (Verb.UNLOAD, Kind.DROP),
+    (Verb.LOAD, Kind.LATE),
+    (Verb.LOAD, Kind.ERROR),
+    (Verb.LOAD, Kind.HANG),
+    (Verb.LOAD, Kind.DROP),
+    (Verb.LOAD, Kind.CHILD_DIES),
+    (Verb.LOAD, Kind.MUTE),
+    (Verb.SAVE, Kind.LATE),
+    (Verb.SAVE, Kind.ERROR),
+    (Verb.SAVE, Kind.HANG),
+    (Verb.SAVE, Kind.DROP),
+    (Verb.SAVE, Kind.CHILD_DIES),
+    (Verb.SAVE, Kind.SHORT_FILE),
+    (Verb.RESTORE, Kind.LATE),
+    (Verb.RESTORE, Kind.ERROR),
+    (Verb.RESTORE, Kind.HANG),
+    (Verb.RESTORE, Kind.DROP),
+    (Verb.RESTORE, Kind.CHILD_DIES),
+    (Verb.RESTORE, Kind.NO_REUSE),
+    (Verb.ANSWER, Kind.LATE),
+    (Verb.ANSWER, Kind.ERROR),
+    (Verb.ANSWER, Kind.DROP),
+    (Verb.ANSWER, Kind.CHILD_DIES),
+    (Verb.MODELS, Kind.LATE),
+    (Verb.MODELS, Kind.ERROR),
+    (Verb.MODELS, Kind.HANG),
+    (Verb.MODELS, Kind.DROP),
+    (Verb.SLOTS, Kind.HANG),
+    (Verb.SLOTS, Kind.ERROR),
+    (Verb.METRICS, Kind.DROP),
+    (Verb.PROPS, Kind.DROP),
+    (Verb.PROPS, Kind.HANG),
+    (Verb.EVENTS, Kind.DEAF),
+    (Verb.EVENTS, Kind.DROP),
+)
+_EITHER = frozenset({Kind.LATE, Kind.ERROR, Kind.HANG, Kind.DROP})
+
+
+def _trouble(rng: random.Random, plan: Plan) -> Trouble:
+    at = rng.uniform(0.5, TROUBLE_S - 8)
+    party, card = rng.choice(plan.parties), rng.choice(plan.cards)
+    match rng.choice(("fault", "fault", "fault", "death", "death", "death", "store", "store", "router", "world")):
+        case "fault":
+            return _fault(rng, at, card, plan)
+        case "death":
+            return Trouble(at, "death", party, rng.uniform(0.1, 8), rng.randint(1, 60), flag=rng.random() < 0.3)
+        case "store":
+            what = rng.choice(("lost before", "lost after", "down", "rollback"))
+            return Trouble(at, what, "", rng.uniform(0.3, 9), rng.randint(1, 8))
+        case "router":
+            what = rng.choice(("router dies", "child dies"))
+            return Trouble(at, what, card.name, rng.uniform(0.1, 4))
+        case _:
+            return Trouble(at, rng.choice(("damage", "stall")), party, rng.uniform(1, 14))
+
+
+def _fault(rng: random.Random, at: float, card: CardPlan, plan: Plan) -> Trouble:
+    verb, kind = rng.choice(_FAULTS)
+    if plan.measured and rng.random() < 0.1:
+        verb, kind = Verb.UNLOAD, Kind.VRAM_HELD
+    fault = Fault(
+        verb,
+        kind,
+        after=kind in _EITHER and rng.random() < 0.4,
+        times=rng.choice((1, 1, 2)),
+        seconds=rng.uniform(0.2, 6),
+        status=rng.choice((500, 503)),
+        short=rng.choice((1, 50, 400)),
+    )
+    return Trouble(at, "fault", card.name, fault=fault)

@@ -1,0 +1,137 @@
+"""What goes wrong, as the plan says: faults of routers and of the store, deaths and stalls of processes, damaged files.
+
+Invariant: everything that goes wrong is told to the world when it begins and when it is over, and is over once `run`
+has returned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from tests.sim.plan import Trouble
+from tests.sim.serve import Serving
+from tests.sim.world import World
+
+VRAM_STAYS_S, RESTART_S = 12.0, 0.5
+
+
+class Troubles:
+    """`serving` is who runs under a name now, None while nobody does; `again` starts it anew."""
+
+    def __init__(self, world: World, serving: Callable[[str], Serving | None], again: Callable[[str], None]) -> None:
+        self._world = world
+        self._serving = serving
+        self._again = again
+        self._kinds: dict[str, Callable[[Trouble], Awaitable[None]]] = {
+            "fault": self._fault,
+            "death": self._death,
+            "lost before": self._lost,
+            "lost after": self._lost,
+            "down": self._down,
+            "rollback": self._rollback,
+            "router dies": self._router_dies,
+            "child dies": self._child_dies,
+            "damage": self._damage,
+            "stall": self._stall,
+        }
+
+    async def run(self, trouble: Trouble) -> None:
+        """Let it happen at its time; returns once it is over."""
+        await asyncio.sleep(trouble.at)
+        self._world.say(f"TROUBLE {trouble.what} {trouble.where} {_words(trouble)}")
+        self._world.disturbed()
+        await self._kinds[trouble.what](trouble)
+        self._world.disturbed()
+        self._world.say(f"over: {trouble.what} {trouble.where}")
+
+    async def _fault(self, trouble: Trouble) -> None:
+        place = self._world.places[trouble.where]
+        assert trouble.fault is not None
+        place.router.faults.set(trouble.fault)
+        await asyncio.sleep(VRAM_STAYS_S)  # it may strike until then
+        place.router.told.drop(trouble.fault)
+        place.vram.free()
+
+    async def _death(self, trouble: Trouble) -> None:
+        serving = self._serving(trouble.where)
+        if serving is None or not serving.process.alive:
+            return
+        died = asyncio.Event()
+        serving.power = trouble.flag
+        serving.process.on_death.append(died.set)
+        serving.process.die_at = trouble.count
+        try:
+            async with asyncio.timeout(8):
+                await died.wait()
+        except TimeoutError:
+            serving.process.kill()
+        self._world.disturbed()
+        await serving.process.buried()
+        await asyncio.sleep(trouble.seconds)
+        self._again(trouble.where)
+
+    async def _lost(self, trouble: Trouble) -> None:
+        before = trouble.what == "lost before"
+        store = self._world.store
+        store.fail(before=trouble.count if before else 0, after=0 if before else trouble.count)
+        await asyncio.sleep(3)
+
+    async def _down(self, trouble: Trouble) -> None:
+        self._world.store.down()
+        await asyncio.sleep(trouble.seconds)
+        self._world.store.up()
+
+    async def _rollback(self, trouble: Trouble) -> None:
+        world = self._world
+        stored, fold = world.store.snapshot(), world.check.fold.copy()
+        await asyncio.sleep(trouble.seconds)
+        world.store.down()
+        await asyncio.sleep(RESTART_S)
+        world.say("the store is rolled back")
+        world.check.rewound(fold)
+        world.store.rollback(stored)
+        world.store.up()
+
+    async def _router_dies(self, trouble: Trouble) -> None:
+        router = self._world.places[trouble.where].router
+        router.die()
+        await asyncio.sleep(trouble.seconds)
+        if not self._world.plan.controlled and not router.alive:
+            self._world.say(f"    router of {trouble.where} is there again")
+            router.start()
+
+    async def _child_dies(self, trouble: Trouble) -> None:
+        place = self._world.places[trouble.where]
+        children = [child for model in place.plan.models if (child := place.router.child(model.name)) is not None]
+        if children:
+            child = children[int(trouble.seconds * 10) % len(children)]
+            self._world.say(f"    the process of {child.model.name} dies")
+            child.end(137)
+
+    async def _damage(self, trouble: Trouble) -> None:
+        for place in self._world.places.values():
+            files = sorted(place.slot_dir.glob("*.kv"))
+            if files:
+                file = files[int(trouble.seconds * 100) % len(files)]
+                data = bytearray(file.read_bytes())
+                if int(trouble.seconds * 10) % 2 and data:
+                    del data[-1]
+                elif data:
+                    data[len(data) // 2] ^= 1
+                file.write_bytes(data)
+                self._world.say(f"    {file.name} is damaged")
+
+    async def _stall(self, trouble: Trouble) -> None:
+        serving = self._serving(trouble.where)
+        if serving is not None:
+            serving.process.stall(on=True)
+            await asyncio.sleep(trouble.seconds)
+            serving.process.stall(on=False)
+
+
+def _words(trouble: Trouble) -> str:
+    if trouble.fault is not None:
+        fault = trouble.fault
+        return f"{fault.verb} {fault.kind}{' after' if fault.after else ''} times={fault.times} {fault.seconds:.1f} s"
+    return f"{trouble.seconds:.2f} s, {trouble.count}{', power cut' if trouble.flag else ''}"

@@ -1,0 +1,159 @@
+"""The world of one simulation: the clock, the store, the routers and their cards, the processes, and the history.
+
+Invariant: all that is random here comes from the plan's seed, all that is told goes to `history`, in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from swapper.core.spec import CardSpec, PolicySpec, Spec, TenantSpec
+from swapper.core.types import WorkClass
+from tests.sim.check import Check
+from tests.sim.physical import WatchedRouter, WatchedStore, WatchedVram
+from tests.sim.plan import CardPlan, Plan
+from tests.sim.process import Process
+from tests.support.fake_child import Pace
+from tests.support.fake_session import FakeSession
+from tests.support.fake_slots import FakeModel
+
+EPOCH_MS = 1_790_000_000_000
+GRACE_MS, DRAIN_MS, VACATE_MS, IDLE_MS = 4_000, 4_000, 3_000, 2_000
+PAUSES_S = (0.0, 0.0, 0.0, 0.0, 0.001, 0.003, 0.02, 0.2)
+AGENTS_HOST = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A card as it physically is: its router, who holds its VRAM, where its snapshots lie."""
+
+    plan: CardPlan
+    server: str
+    url: str
+    router: WatchedRouter
+    vram: WatchedVram
+    slot_dir: Path
+
+
+class World:
+    """See the module text. `folder` is on a disk of its own, empty at first."""
+
+    def __init__(self, plan: Plan, folder: Path, tell: Callable[[str], None] | None = None) -> None:
+        self.plan = plan
+        self.folder = folder
+        self.rng = random.Random(f"{plan.seed}/run")
+        self.history: list[str] = []
+        self._tell = tell
+        self._loop = asyncio.get_running_loop()
+        self._ids = itertools.count(1)
+        self._pauses = random.Random(f"{plan.seed}/pauses")
+        vrams = {card.name: WatchedVram(card.name) for card in plan.cards}
+        held = {name: vram.held for name, vram in vrams.items()}
+        self.check = Check(plan.cards, held, self.now_ms, self.say, measured=plan.measured, grace_ms=GRACE_MS)
+        self.store = WatchedStore(self.now_ms, self.pause, self.check)
+        self.spec = spec_of(plan)
+        self.places = {card.name: self._place(card, vrams[card.name]) for card in plan.cards}
+        for vram in vrams.values():
+            vram.check = self.check
+        self.processes: dict[str, Process] = {}
+        self.in_flight: dict[str, Callable[[str], int]] = {}
+        """Gateway id -> calls of a tenant in flight there, of processes that live."""
+        self.gateway_of: dict[str, str] = {}
+        """The gateway id on record in each state folder."""
+        self.sessions: dict[str, FakeSession] = {}
+        """What the backends of each process talk to."""
+        self.quiet_from = 0.0
+        """When the last thing went wrong, or the last lease ended."""
+
+    def _place(self, card: CardPlan, vram: WatchedVram) -> Place:
+        number = card.name.removeprefix("gpu")
+        slot_dir = self.folder / f"slots{number}"
+        slot_dir.mkdir()
+        models: list[FakeModel] = []
+        for model in card.models:
+            path = self.folder / f"{model.name}.gguf"
+            path.write_bytes(b"GGUF" + bytes(20) + model.name.encode())
+            models.append(
+                FakeModel(model.name, str(path), parallel=model.parallel, vram_mib=model.need_mib, stop_timeout_s=3)
+            )
+        pace = self.plan.pace
+        router = WatchedRouter(
+            card.name,
+            models,
+            slot_dir=slot_dir,
+            pace=Pace(0.8 * pace, 0.1 * pace, 0.0005, 0.01 * pace, 0.05 * pace),
+            vram=vram,
+            check=self.check,
+            say=self.say,
+            in_flight=self.calls_in_flight,
+        )
+        return Place(card, f"r{number}", f"http://127.0.0.1:{5001 + int(number)}", router, vram, slot_dir)
+
+    @property
+    def now(self) -> float:
+        """Seconds since the start."""
+        return self._loop.time()
+
+    def now_ms(self) -> int:
+        """The store's clock."""
+        return EPOCH_MS + int(self.now * 1000)
+
+    def say(self, text: str) -> None:
+        """A line of the history."""
+        line = f"{self.now:8.3f} {text}"
+        self.history.append(line)
+        if self._tell is not None:
+            self._tell(line)
+
+    def new_id(self, prefix: str) -> str:
+        """A fresh id."""
+        return f"{prefix}{next(self._ids)}"
+
+    async def pause(self) -> None:
+        """How long the store takes, before and after it acts."""
+        await asyncio.sleep(self._pauses.choice(PAUSES_S))
+
+    def disturbed(self) -> None:
+        """Something went wrong just now: from here on there is time to recover."""
+        self.quiet_from = max(self.quiet_from, self.now)
+
+    def calls_in_flight(self, tenant: str) -> dict[str, int]:
+        """At each gateway that lives and is a member."""
+        members = set(self.store.library.read(self.now_ms()).gateways)
+        return {name: count(tenant) for name, count in self.in_flight.items() if name in members}
+
+    def tenant(self, model: str) -> str:
+        """The tenant id of a model."""
+        return next(t for t in self.spec.tenants if t.endswith(f"/{model}"))
+
+
+def spec_of(plan: Plan) -> Spec:
+    """The configuration."""
+    cards = {c.name: CardSpec(c.name, c.total_mib, c.reserve_mib, AGENTS_HOST) for c in plan.cards}
+    tenants: dict[str, TenantSpec] = {}
+    for card in plan.cards:
+        server = f"r{card.name.removeprefix('gpu')}"
+        for model in card.models:
+            name = f"{server}/{model.name}"
+            tenants[name] = TenantSpec(
+                name,
+                server,
+                card.name,
+                AGENTS_HOST,
+                model.need_mib,
+                default=model.default,
+                save_required=model.required,
+            )
+    policy = PolicySpec(
+        dict.fromkeys(WorkClass, DRAIN_MS),
+        on_drain_limit="reopen" if plan.reopen else "end",
+        grace_ms=GRACE_MS,
+        vacate_ms=VACATE_MS,
+        idle_restore_ms=IDLE_MS,
+    )
+    return Spec(cards, tenants, policy)
