@@ -38,7 +38,7 @@ class Link(Protocol):
         """Tell the coordinator."""
         ...
 
-    async def beat(self, gateway: str, demand: tuple[Demand, ...], *, ttl_ms: int, now_ms: int | None = None) -> None:
+    async def beat(self, gateway: str, demand: tuple[Demand, ...], *, ttl_ms: int, now_ms: int | None = None) -> bool:
         """Membership and demand."""
         ...
 
@@ -179,11 +179,14 @@ class Member:
                 await asyncio.sleep(RETRY_S)
 
     async def _beat(self) -> None:
-        """One beat; at start, after a lapse and after an outage the gates are read anew before anything is admitted."""
+        """One beat; at start, after a lapse and after an outage the gates are read anew before anything is admitted.
+
+        A lapse is one by our clock, or by the store's, which may be stepped: who was no member was told nothing.
+        """
         self._dirty.clear()
         sent_ms = self._admission.now()
-        await self._link.beat(self._admission.gateway, self._admission.demand(), ttl_ms=self._ttl_ms)
-        if self._outage or not self._admission.fresh:
+        member = await self._link.beat(self._admission.gateway, self._admission.demand(), ttl_ms=self._ttl_ms)
+        if not member or self._outage or not self._admission.fresh:
             world = await self._link.read()
             self._admission.apply(world.gates)
             await self._look(world, answer=self._joined.is_set())

@@ -162,9 +162,9 @@ class Functions(ABC):
         """Make every later token higher than `mark`."""
         await self._call("raise_token", str(mark))
 
-    async def beat(self, gateway: str, demand: tuple[Demand, ...], *, ttl_ms: int, now_ms: int | None = None) -> None:
-        """Renew a membership and replace its demand; wakes the coordinator when the records differ."""
-        await self._call("beat", codec.optional(now_ms), gateway, codec.encode(demand), str(ttl_ms))
+    async def beat(self, gateway: str, demand: tuple[Demand, ...], *, ttl_ms: int, now_ms: int | None = None) -> bool:
+        """Renew a membership and replace its demand; wakes the coordinator when the records differ. False: it joins."""
+        return await self._call("beat", codec.optional(now_ms), gateway, codec.encode(demand), str(ttl_ms)) == "ok"
 
     async def leave(self, gateway: str) -> None:
         """Drop a membership, its demand and its outbox."""

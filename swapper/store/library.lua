@@ -330,6 +330,7 @@ end
 -- now gateway demand (a document) ttl
 local function beat(keys, a)
   local p, now, gateway = keys[1], clock(a[1]), a[2]
+  local ends = redis.call('ZSCORE', p .. ':gateways', gateway)
   for _, dead in ipairs(redis.call('ZRANGEBYSCORE', p .. ':gateways', '-inf', int(now), 'LIMIT', 0, 100)) do
     redis.call('ZREM', p .. ':gateways', dead)
     redis.call('HDEL', p .. ':demand', dead)
@@ -340,7 +341,7 @@ local function beat(keys, a)
     redis.call('HSET', p .. ':demand', gateway, a[3])
     wake(p)
   end
-  return 'ok'
+  return ends and tonumber(ends) > now and 'ok' or 'joined'
 end
 
 -- gateway

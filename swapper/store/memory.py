@@ -174,9 +174,9 @@ class MemoryStore:
         """Make every later token higher than `mark`."""
         await self._call("raise_token", lambda library: library.raise_token(mark))
 
-    async def beat(self, gateway: str, demand: tuple[Demand, ...], *, ttl_ms: int, now_ms: int | None = None) -> None:
-        """Renew a membership and replace its demand; wakes the coordinator when the records differ."""
-        await self._call("beat", lambda library: library.beat(self._now(now_ms), gateway, demand, ttl_ms))
+    async def beat(self, gateway: str, demand: tuple[Demand, ...], *, ttl_ms: int, now_ms: int | None = None) -> bool:
+        """Renew a membership and replace its demand; wakes the coordinator when the records differ. False: it joins."""
+        return await self._call("beat", lambda library: library.beat(self._now(now_ms), gateway, demand, ttl_ms))
 
     async def leave(self, gateway: str) -> None:
         """Drop a membership, its demand and its outbox."""

@@ -174,14 +174,16 @@ class Library:
         """The counter is at least `mark` afterwards."""
         self._token = max(self._token, mark)
 
-    def beat(self, now_ms: int, gateway: str, demand: tuple[Demand, ...], ttl_ms: int) -> None:
-        """Renew a membership; those that have ended are forgotten."""
+    def beat(self, now_ms: int, gateway: str, demand: tuple[Demand, ...], ttl_ms: int) -> bool:
+        """Renew a membership; those that have ended are forgotten. False when it was none."""
+        member = self._gateways.get(gateway, now_ms) > now_ms
         for _, dead in [row for row in self._by_end() if row[0] <= now_ms][:_DEAD_AT_ONCE]:
             del self._gateways[dead], self._demand[dead]
         before, text = self._demand.get(gateway), codec.encode(demand)
         self._gateways[gateway], self._demand[gateway] = now_ms + ttl_ms, text
         if before != text:
             self.wake()
+        return member
 
     def leave(self, gateway: str) -> None:
         """Drop a membership, its demand and its outbox."""

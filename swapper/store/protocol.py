@@ -176,8 +176,11 @@ class Store(Protocol):
         """Reports and wake-ups after the id given (`$` = from now on)."""
         ...
 
-    async def beat(self, gateway: str, demand: tuple[Demand, ...], *, ttl_ms: int, now_ms: int | None = None) -> None:
-        """Renew a gateway's membership and replace its demand records, in one write. Wakes when demand changed."""
+    async def beat(self, gateway: str, demand: tuple[Demand, ...], *, ttl_ms: int, now_ms: int | None = None) -> bool:
+        """Renew a gateway's membership and replace its demand records, in one write. Wakes when demand changed.
+
+        False when it was no member (any more): nobody told it what was ordered meanwhile.
+        """
         ...
 
     async def leave(self, gateway: str) -> None:

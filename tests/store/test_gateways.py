@@ -49,6 +49,15 @@ async def test_a_gateway_thought_dead_is_back_with_its_next_beat(store: Store) -
     assert await woken(store, last)
 
 
+async def test_a_beat_tells_whether_the_membership_was_there_still(store: Store) -> None:
+    """Who was none was told nothing meanwhile: also after a step of the store's clock, which no gateway can see."""
+    assert not await store.beat("g1", (), ttl_ms=1_000, now_ms=NOW)
+    assert await store.beat("g1", (), ttl_ms=1_000, now_ms=NOW + 999)
+    assert not await store.beat("g1", (), ttl_ms=1_000, now_ms=NOW + 1_999)
+    await store.leave("g1")
+    assert not await store.beat("g1", (), ttl_ms=1_000, now_ms=NOW + 2_000)
+
+
 async def test_only_a_beat_that_changes_something_wakes_the_coordinator(store: Store) -> None:
     await store.beat("g1", demand("g1"), ttl_ms=1_000, now_ms=NOW)
     last = (await store.inputs(after="$", block_ms=0)).last

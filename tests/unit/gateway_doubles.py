@@ -193,6 +193,7 @@ class FakeLink:
         self.failed: dict[str, Failure] = {}
         self.swap: Swap | None = None
         self.down = False
+        self.member = True
         self.reports_down = False
         self.broken = False
         self.refused = asyncio.Event()
@@ -265,11 +266,12 @@ class FakeLink:
             raise StoreDown("the store is down")
         self.reports.put_nowait(report)
 
-    async def beat(self, gateway: str, demand: tuple[Demand, ...], *, ttl_ms: int, now_ms: int | None = None) -> None:
+    async def beat(self, gateway: str, demand: tuple[Demand, ...], *, ttl_ms: int, now_ms: int | None = None) -> bool:
         self._check()
         self._demand = demand
         self._beats += 1
         await self._notify()
+        return self.member
 
     async def leave(self, gateway: str) -> None:
         self._check()

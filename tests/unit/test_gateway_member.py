@@ -249,6 +249,19 @@ async def test_after_an_outage_gates_that_shut_meanwhile_are_obeyed_even_when_al
     await member.close()
 
 
+@pytest.mark.parametrize("now_open", [True, False])
+async def test_a_membership_that_the_store_had_ended_means_that_gates_may_have_moved_untold(now_open: bool) -> None:
+    """Its clock was stepped: by ours nothing lapsed, yet no command came while a swap shut or opened the gate."""
+    _, link, admission, member = quiet(alone=True)
+    await member.start()
+    link.gates[ALPHA] = Gate(2, open=now_open)
+    link.member = False
+    await link.next_beat()
+    await link.next_beat()
+    assert admission.gate(ALPHA) == Gate(2, open=now_open)
+    await member.close()
+
+
 async def test_a_member_that_breaks_stops_being_one_and_says_why() -> None:
     _, link, admission, member = quiet()
     await member.start()
