@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ from tests.support.fake_session import no_sockets
 from tests.support.fake_slots import FakeModel
 from tests.support.virtual_time import virtual
 from workers.backend import SaveArgs, TenantState
+from workers.llama import lifecycle
 from workers.llama import router as router_module
 from workers.llama.http import READ_S
 from workers.llama.router import LlamaRouter
@@ -118,6 +120,13 @@ class Process:
         return ()
 
 
+async def gone(process: Process, *, timeout_s: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await process.child.ended()
+    return not process.alive()
+
+
 @virtual
 async def test_what_a_dead_router_left_behind_is_counted_although_the_next_one_knows_nothing_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -130,9 +139,13 @@ async def test_what_a_dead_router_left_behind_is_counted_although_the_next_one_k
             return Process(child)
 
         monkeypatch.setattr(router_module, "find_child", find)
-        await backend.load(ALPHA)
+        monkeypatch.setattr(lifecycle, "gone", gone)
+        await router.request("POST", "/models/load", body=b'{"model": "alpha"}')
+        await asyncio.sleep(1)
+        assert await backend.observe() == {ALPHA: TenantState.LOADED}
         router.die()
         router.start()
         assert await backend.observe() == {ALPHA: TenantState.UNREACHABLE}
-        await asyncio.sleep(router.pace.orphan_s + 0.1)
+        await backend.release(ALPHA, limit_ms=5000)
+        assert router.vram.used_mib == 0
         assert await backend.observe() == {ALPHA: TenantState.UNLOADED}

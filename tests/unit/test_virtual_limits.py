@@ -16,6 +16,7 @@ from swapper.core.types import LeaseRequest, LeaseState, Report, WorkClass, answ
 from swapper.errors import BackendDown, BackendError, BackendGone
 from swapper.store.memory import MemoryStore
 from tests.support.fake_child import ChildGone, Pace
+from tests.support.fake_faults import Fault, Kind, Verb
 from tests.support.fake_router import FakeRouter
 from tests.support.fake_session import no_sockets
 from tests.support.fake_slots import FakeModel
@@ -98,6 +99,23 @@ async def test_the_coordinators_view_ages_while_nothing_but_reports_wakes_it() -
         await asyncio.sleep(0.1)
         assert now() < 8
     coordinator.cancel()
+
+
+@virtual
+async def test_a_load_that_was_cut_is_not_repeated_while_what_it_began_may_be_there(tmp_path: Path) -> None:
+    """The router died before it answered, and is back at once."""
+    async with backed(tmp_path) as (router, backend):
+        router.faults.set(Fault(Verb.LOAD, Kind.LATE, after=True, seconds=5))
+        loading = asyncio.create_task(backend.load(ALPHA))
+        await asyncio.sleep(1)
+        router.die()
+        router.start()
+        with pytest.raises(BackendDown):
+            await loading
+        again = asyncio.create_task(backend.load(ALPHA))
+        await asyncio.sleep(router.pace.orphan_s - 0.1)
+        assert router.vram.used_mib == FakeModel("alpha").vram_mib
+        await again
 
 
 @virtual

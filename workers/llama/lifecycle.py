@@ -22,7 +22,7 @@ from workers.llama.known import Known, port_of, state_of
 T = TypeVar("T")
 
 _GONE_S = 0.25
-_ORPHAN_S = 2.0
+ORPHAN_S = 2.0
 """Without its router a model's process ends within about 1.5 s."""
 _AFTER_KILL_S = 15.0  # the router's own stop-timeout is 10 s by default
 _LOG_READ, _LOG_SHOWN = 400, 12
@@ -103,6 +103,13 @@ class Lifecycle:
                 await self._force(child, silent=unloaded is None)
                 deadline, forced = deadline + _AFTER_KILL_S, True
 
+    async def ended(self, name: str, child: Child, limit_s: float) -> None:
+        """Wait for the end of a process that its router does not know (any more); it is killed after `limit_s`."""
+        if not await gone(child, timeout_s=limit_s):
+            child.kill()
+            if not await gone(child, timeout_s=_AFTER_KILL_S):
+                raise BackendError(f"the process of {name} is still there although it was killed")
+
     async def _unloaded(self, name: str) -> bool | None:
         """Whether /models shows it gone; None when the router does not answer."""
         try:
@@ -138,7 +145,7 @@ class Lifecycle:
         try:
             return await self.loaded(name, turn)
         except BackendGone:
-            await asyncio.sleep(_ORPHAN_S)  # whoever asks again must not find the card taken by what was being loaded
+            await asyncio.sleep(ORPHAN_S)  # whoever asks again must not find the card taken by what was being loaded
             raise
 
     async def loaded(self, name: str, turn: int = LONG_AGO) -> Model:

@@ -37,7 +37,7 @@ from workers.llama.http import Model, RouterHttp, SavedSlot, Slot
 from workers.llama.joined import Joined
 from workers.llama.keeping import Keeper
 from workers.llama.known import Known, port_of, state_of
-from workers.llama.lifecycle import Control, Lifecycle, Limits, patiently
+from workers.llama.lifecycle import ORPHAN_S, Control, Lifecycle, Limits, patiently
 from workers.llama.quiet import idle_slots
 from workers.llama.roster import Roster
 from workers.llama.slots import Keep, SlotFolder
@@ -96,6 +96,7 @@ class LlamaRouter:
         self._now_ms = now_ms
         self._runs: dict[str, _Run] = {}
         self._released: set[str] = set()
+        self._cut_at = float("-inf")
 
     async def start(self) -> None:
         """Start or adopt the router where we control it, and listen to its events."""
@@ -123,6 +124,9 @@ class LlamaRouter:
         except BackendError:
             return self._roster.unseen(lambda _: TenantState.UNREACHABLE)
         self._known.compare(models)
+        for model in models.values():  # so that it is missed when its router dies
+            if state_of(model) in (TenantState.LOADED, TenantState.SLEEPING):
+                await self._run(model)
         return self._roster.seen(models, self._state)
 
     def _left_behind(self, name: str) -> TenantState:
@@ -181,6 +185,8 @@ class LlamaRouter:
             model = None
         if model is not None and state_of(model).holds_vram:
             await self._lifecycle.unload(name, (await self._run(model)).child, limit_ms / 1000)
+        elif (run := self._runs.get(name)) is not None and run.child is not None:
+            await self._lifecycle.ended(name, run.child, limit_ms / 1000)
         self._released.add(name)
         self._runs.pop(name, None)
         self._known.forget(name)
@@ -227,11 +233,17 @@ class LlamaRouter:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._limits.start_s
         while True:
+            await asyncio.sleep(max(0.0, self._cut_at + ORPHAN_S - loop.time()))
             try:
                 return await self._lifecycle.load(name)
             except BackendGone:
                 if loop.time() >= deadline:
                     raise
+            except BackendDown:
+                self._cut_at = (
+                    loop.time()
+                )  # what it began may outlive the router for a while, and be unknown to the next
+                raise
             if self._control is not None:
                 await self._control.ensure()
             await asyncio.sleep(_START_POLL_S)
