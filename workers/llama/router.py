@@ -240,9 +240,7 @@ class LlamaRouter:
                 if loop.time() >= deadline:
                     raise
             except BackendDown:
-                self._cut_at = (
-                    loop.time()
-                )  # what it began may outlive the router for a while, and be unknown to the next
+                self._cut_at = loop.time()  # the router may have died over it, and not yet what it began
                 raise
             if self._control is not None:
                 await self._control.ensure()
