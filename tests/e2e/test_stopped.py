@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import cast
 
 import psutil
 import pytest
 import redis
 
 from swapper.demo.models import make_models
+from tests.support.jobs import job
 from tests.support.matrix import (
     BACK_S,
-    ROOT,
     STORY,
     Client,
     Held,
@@ -31,7 +27,6 @@ from tests.support.matrix import (
     warm,
 )
 from tests.support.router import RealRouter
-from tests.support.server import Json
 
 NEXT_BEAT_S = 3.8
 """With less left of its five seconds a lease is beaten for, a third of its time after the last beat."""
@@ -60,57 +55,19 @@ def server(living: Held) -> Iterator[Held]:
     assert all(lease["ended_at"] for lease in accounted(living))
 
 
-@contextmanager
-def job(server: Held) -> Generator[tuple[subprocess.Popen[bytes], str]]:
-    """A command under `swapper run` that ends when its input does, and its lease, granted."""
-    command = [
-        sys.executable,
-        "-m",
-        "swapper",
-        "run",
-        "--url",
-        server.url,
-        "--ttl",
-        "5s",
-        "--label",
-        "job",
-        "--",
-        "cat",
-    ]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT)
-
-    def holding() -> str | None:
-        leases = cast("list[Json]", server.get("/api/leases?state=granted")["items"])
-        return next((str(lease["id"]) for lease in leases if lease["label"] == "job"), None)
-
-    try:
-        yield process, eventually(holding, "the job holds the card")
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        process.wait(BACK_S)
-
-
-def expiry(server: Held, lease: str) -> datetime:
-    return datetime.fromisoformat(str(server.get(f"/api/leases/{lease}")["expires_at"]))
-
-
 @pytest.mark.parametrize("stopped", ["swapper", "store"])
 def test_a_job_that_beats_outlives_a_stop_longer_than_its_ttl(server: Held, stopped: str) -> None:
     """The shortest stop that matters: it begins right before a beat and ends once the lease's time has passed."""
-    with job(server) as (process, lease):
-        due = expiry(server, lease)
+    with job(server) as holder:
+        due = holder.expiry()
         eventually(lambda: (due - datetime.now(UTC)).total_seconds() < NEXT_BEAT_S, "it is about to beat")
         victim = psutil.Process(server.pid) if stopped == "swapper" else server.store()
         victim.suspend()
         eventually(lambda: datetime.now(UTC) > due, "the lease's time has passed")
         victim.resume()
-        eventually(lambda: expiry(server, lease) > due, "it is heard again, or was given time")
-        eventually(lambda: expiry(server, lease) > datetime.now(UTC), "and goes on")
-        assert server.get(f"/api/leases/{lease}")["state"] == "granted"
-        assert process.poll() is None
-    assert process.returncode == 0
-    assert server.get(f"/api/leases/{lease}")["state"] == "released"
+        eventually(lambda: holder.expiry() > due, "it is heard again, or was given time")
+        eventually(lambda: holder.expiry() > datetime.now(UTC), "and goes on")
+        assert holder.lives()
 
 
 def test_a_store_paused_in_the_middle_of_a_swap_for_longer_than_a_call_may_take(server: Held) -> None:
