@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from swapper.errors import BackendDown, BackendGone, BackendRefused
+from swapper.errors import BackendDown, BackendError, BackendGone, BackendRefused
 from tests.support.fake_child import FakeChild
 from tests.support.fake_faults import Fault, Kind, Verb
 from tests.support.fake_router import FakeRouter
@@ -103,6 +103,18 @@ async def test_a_child_that_loads_and_then_answers_nothing_does_not_stay(tmp_pat
         router.faults.set(Fault(Verb.LOAD, Kind.MUTE))
         with pytest.raises(BackendDown):
             await backend.load(ALPHA)
+        assert router.vram.used_mib == 0
+        await backend.load(ALPHA)
+
+
+@virtual
+async def test_neither_does_one_whose_load_was_answered_with_an_error(tmp_path: Path) -> None:
+    async with backed(tmp_path) as (router, backend):
+        router.faults.set(Fault(Verb.LOAD, Kind.MUTE), Fault(Verb.LOAD, Kind.ERROR, after=True))
+        for _ in range(2):
+            with pytest.raises(BackendError):
+                await backend.load(ALPHA)
+            await asyncio.sleep(1)  # it goes on
         assert router.vram.used_mib == 0
         await backend.load(ALPHA)
 

@@ -58,14 +58,18 @@ async def _wipe(http: RouterHttp, model: str, slot: int) -> None:
         await http.erase(model, slot)
 
 
-async def answer_over(http: RouterHttp, model: str, limit_s: float) -> None:
-    """Wait (at most `limit_s`) until no slot is at work on a smallest answer that somebody who died asked for."""
-    with contextlib.suppress(TimeoutError, BackendRefused):
+async def answer_over(http: RouterHttp, model: str, limit_s: float) -> bool:
+    """Wait until no slot is at work on a smallest answer that somebody who died asked for; False after `limit_s`."""
+    try:
         async with asyncio.timeout(limit_s):
             while True:
                 if not await _at_work_on_ours(http, model):
-                    return
+                    return True
                 await asyncio.sleep(_PAUSE_S)
+    except TimeoutError:
+        return False
+    except BackendRefused:  # nobody can know
+        return True
 
 
 async def _at_work_on_ours(http: RouterHttp, model: str) -> bool:

@@ -247,7 +247,7 @@ class LlamaRouter:
             await asyncio.sleep(_START_POLL_S)
 
     async def _brought(self, name: str) -> tuple[Model, bool]:
-        """Have the model loaded; False: it was already, and a call might push a conversation out of it."""
+        """Have the model loaded; False: it was already, and answers: a call might push a conversation out of it."""
         try:
             model = await self._once_up(name)
         except BackendRefused as refused:
@@ -259,8 +259,7 @@ class LlamaRouter:
             return model, True
         model = await self._known.look(name)
         if model is not None and state_of(model) is TenantState.LOADED:
-            await answer_over(self._http, model.id, self._limits.answer_s)
-            return model, False
+            return model, not await answer_over(self._http, model.id, self._limits.answer_s)
         if model is not None and state_of(model) is TenantState.SLEEPING:  # the answer wakes it, with empty slots
             await smallest_answer(self._http, model, self._limits.answer_s)
         return await self._lifecycle.loaded(name), True
