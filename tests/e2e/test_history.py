@@ -27,7 +27,8 @@ from tests.support.server import Json, Server
 CLIENTS = 8
 BETWEEN = 12
 """So many leases are granted between one accident and the next."""
-LIMIT_S = 80
+LIMIT_S = 160
+"""Six times what it takes: after a gap in the service of a starved machine a forgotten lease lives on for 30 s."""
 ACCIDENTS = ("kill serve", "stop serve", "kill store", "stop store", "kill both", "kill store", "kill serve")
 
 
@@ -46,6 +47,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
         router.stop()
 
 
+@pytest.mark.timeout(LIMIT_S + 60)
 async def test_what_clients_saw_through_kills_and_stops_fits_together(server: Server) -> None:
     book = Book()
     async with hammer.session() as session:
