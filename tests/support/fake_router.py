@@ -77,7 +77,7 @@ class FakeRouter:
         self._entries: dict[str, _Entry] = {}
         self._children: list[FakeChild] = []
         self._feeds: dict[Stream, bool] = {}
-        self._streams: set[Stream] = set()
+        self._streams: dict[Stream, None] = {}
         self._inflight: set[asyncio.Task[Any]] = set()
         self._direct: set[asyncio.Task[Any]] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -97,7 +97,7 @@ class FakeRouter:
     def die(self) -> None:
         """End as if killed: every connection is cut; the children follow a moment later, without a word."""
         self.alive = False
-        for stream in list(self._streams | self._feeds.keys()):
+        for stream in [*self._streams, *self._feeds]:
             stream.drop()
         for task in list(self._inflight):
             task.cancel()
@@ -154,7 +154,7 @@ class FakeRouter:
             raise Dropped("the router ended")
         answered = task.result()
         if child is None and isinstance(answered.body, Stream):
-            self._streams = {stream for stream in self._streams if stream.open} | {answered.body}
+            self._streams = {stream: None for stream in self._streams if stream.open} | {answered.body: None}
         return answered
 
     async def _befallen(self, asked: Asked | Answer, child: FakeChild | None) -> Answer:
