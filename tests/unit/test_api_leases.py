@@ -226,7 +226,7 @@ async def test_a_full_queue_is_429(http: aiohttp.ClientSession) -> None:
         ({"max_hold_s": 0}, "max_hold_s", "greater than or equal to 1"),
         ({"not_before": "2026-03-01T04:00:00"}, "not_before", "needs its zone"),
         ({"deadline": "2020-01-01T00:00:00Z"}, "deadline", "has passed"),
-        ({"holder_pid": 0}, "holder_pid", "greater than or equal to 1"),
+        ({"holder_pid": 1}, "holder_pid", "greater than or equal to 2"),
         ({"webhook": "http://elsewhere/"}, "webhook", "host the configuration allows"),
     ],
 )
