@@ -32,7 +32,6 @@ class People:
         self.world = world
         self.serving = serving
         self.acknowledged: dict[str, OwnerPlan] = {}
-        self.answers: list[tuple[CallPlan, int]] = []
 
     async def _api(self, call: Callable[[Store], Awaitable[T]]) -> T:
         """Ask through some process that lives, until one answers."""

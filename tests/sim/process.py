@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextvars import Context, ContextVar
 from typing import Any, TypeVar
 
@@ -208,8 +208,3 @@ class RouterWire:
 def _forget(task: asyncio.Task[Any]) -> None:
     if not task.cancelled():
         task.exception()
-
-
-def processes_of(items: Mapping[str, Process]) -> Generator[Process]:
-    """Those that live."""
-    yield from (process for process in items.values() if process.alive)

@@ -82,7 +82,6 @@ class _Run:
         self._folder = folder
         self._tell = tell
         self._serving: dict[str, Serving] = {}
-        self._troubled = False
         self.world: World | None = None
 
     async def verdict(self) -> Verdict:
@@ -110,7 +109,7 @@ class _Run:
 
     def _supervise(self, serving: Serving) -> None:
         """Who could not start is started again after a moment; who was killed, by whoever killed it."""
-        if serving.process.die_at is None and not self._troubled:
+        if not serving.doomed:
             asyncio.get_running_loop().call_later(AGAIN_S, self._again, serving.process.name)
 
     def _again(self, name: str) -> None:

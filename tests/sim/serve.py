@@ -56,6 +56,8 @@ class Serving:
         self.context: GatewayContext | None = None
         self.marks: SimMarks | None = None
         self.power = False
+        self.doomed = False
+        """Whether somebody kills it, and starts it again."""
         self._backends: dict[str, LlamaRouter] = {}
         self._stopping = False
         self._parts: list[asyncio.Task[None]] = []

@@ -55,9 +55,10 @@ class Troubles:
 
     async def _death(self, trouble: Trouble) -> None:
         serving = self._serving(trouble.where)
-        if serving is None or not serving.process.alive:
+        if serving is None or not serving.process.alive or serving.doomed:
             return
         died = asyncio.Event()
+        serving.doomed = True
         serving.power = trouble.flag
         serving.process.on_death.append(died.set)
         serving.process.die_at = trouble.count
