@@ -45,7 +45,7 @@ class LeaseBody(BaseModel):
     not_before: AwareDatetime | None = None
     deadline: AwareDatetime | None = None
     preemptible: bool = False
-    holder_pid: Annotated[int, Field(ge=1, le=4_194_304)] | None = None
+    holder_pid: Annotated[int, Field(ge=2, le=4_194_304)] | None = None
     webhook: Annotated[str, Field(max_length=2000)] | None = None
 
     @field_validator("label")
