@@ -37,7 +37,7 @@ class People:
         """Ask through some process that lives, until one answers."""
         while True:
             for serving in self.serving():
-                if serving.process.name in ("brain", "hands"):
+                if serving.process.name == "hands":
                     continue
                 task = serving.process.spawn(_call(call, serving.store))
                 await asyncio.wait({task}, timeout=PATIENCE_S)
