@@ -22,10 +22,10 @@ from tests.support.matrix import (
     cache_n,
     child_of,
     ends,
-    eventually,
     granted,
     router_of,
-    unread,
+    sent_to,
+    suspended,
 )
 from tests.support.router import RealRouter
 from tests.support.server import Json
@@ -102,17 +102,15 @@ def test_killed_in_the_middle_of_a_verb_the_lease_is_served_and_the_residents_co
         server.hold_at()
         if verb == "load":
             server.go_on()
-            child = child_of(router)
-            child.suspend()
-            assert loading(server), "it had not loaded yet"
-        else:
-            child = child_of(router)
-            child.suspend()
-            server.go_on()
-            eventually(lambda: unread(child), "the request has reached the stopped process")
-        ends(router if victim == "router" else child)
-        if victim == "router":
-            ends(child)  # stopped as it is it cannot end by itself when its router is gone
+        with suspended(child_of(router)) as child:
+            if verb == "load":
+                assert loading(server), "it had not loaded yet"
+            else:
+                server.go_on()
+                sent_to(child)
+            if victim == "router":
+                ends(router)
+            ends(child)  # also then: stopped as it is it cannot end by itself when its router is gone
         lease = comes_back(server, client, asked)
         assert cache_n(server.chat("alpha", STORY)) >= len(STORY) or told_cold(server, lease)
 

@@ -23,7 +23,8 @@ from tests.support.matrix import (
     eventually,
     granted,
     router_of,
-    unread,
+    sent_to,
+    suspended,
     warm,
 )
 from tests.support.router import RealRouter
@@ -62,9 +63,8 @@ def test_a_job_that_beats_outlives_a_stop_longer_than_its_ttl(server: Held, stop
         due = holder.expiry()
         eventually(lambda: (due - datetime.now(UTC)).total_seconds() < NEXT_BEAT_S, "it is about to beat")
         victim = psutil.Process(server.pid) if stopped == "swapper" else server.store()
-        victim.suspend()
-        eventually(lambda: datetime.now(UTC) > due, "the lease's time has passed")
-        victim.resume()
+        with suspended(victim):
+            eventually(lambda: datetime.now(UTC) > due, "the lease's time has passed")
         eventually(lambda: holder.expiry() > due, "it is heard again, or was given time")
         eventually(lambda: holder.expiry() > datetime.now(UTC), "and goes on")
         assert holder.lives()
@@ -98,16 +98,13 @@ def test_a_router_or_a_model_stopped_amid_a_verb_and_gone_on_costs_nothing_but_t
         server.held()
         server.hold_at()
         router = router_of(server)
-        if victim == "child" and verb == "load":
+        loads = (victim, verb) == ("child", "load")  # there is no process before that verb
+        if loads:
             server.go_on()
-            stopped = child_of(router)
-            stopped.suspend()
-        else:
-            stopped = router if victim == "router" else child_of(router)
-            stopped.suspend()
-            server.go_on()
-            eventually(lambda: unread(stopped), "the request has reached the stopped process")
-        stopped.resume()
+        with suspended(router if victim == "router" else child_of(router)) as stopped:
+            if not loads:
+                server.go_on()
+                sent_to(stopped)
         if verb == "save":
             client.release(granted(asked)).result(BACK_S)
         back(server, "llama/alpha")

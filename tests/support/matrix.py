@@ -11,8 +11,9 @@ import signal
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar, cast
@@ -243,9 +244,28 @@ def child_of(router: psutil.Process) -> psutil.Process:
     return eventually(lambda: next(iter(router.children()), None), "the model's process is there")
 
 
-def unread(process: psutil.Process) -> bool:
-    """Whether something was sent to the process that it has not read."""
+def sent_to(process: psutil.Process) -> None:
+    """Returns once something was sent to the (stopped) process that it has not read; else fails with its sockets."""
     command = process.cmdline()
     port = int(command[command.index("--port") + 1])
-    rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
-    return any(int(row[1].split(":")[1], 16) == port and int(row[4].split(":")[1], 16) > 0 for row in rows)
+
+    def rows() -> list[list[str]]:
+        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        return [row for row in lines if int(row[1].split(":")[1], 16) == port]
+
+    try:
+        eventually(lambda: any(int(row[4].split(":")[1], 16) for row in rows()), "a request reaches the process")
+    except AssertionError as late:
+        raise AssertionError(f"{late}; it is {process.status()}, its sockets are {rows()}") from late
+
+
+@contextmanager
+def suspended(process: psutil.Process) -> Generator[psutil.Process]:
+    """Stopped within the block; goes on after it, whatever happened (unless it was killed)."""
+    process.suspend()
+    try:
+        eventually(lambda: process.status() == psutil.STATUS_STOPPED, f"process {process.pid} is stopped")
+        yield process
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            process.resume()
