@@ -209,7 +209,10 @@ async def test_the_command_has_the_terminal_and_ctrl_z_does_not_stop_it(api: Ser
         "try:\n    print('ready', flush=True)\n    while True: time.sleep(0.05)\n"
         "except KeyboardInterrupt:\n    print('interrupted'); sys.exit(9)"
     )
-    on_a_terminal = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+    on_a_terminal = (  # which lets Ctrl-C through even if whoever runs the tests ignores it
+        "import os, pty, signal, sys\nsignal.signal(signal.SIGINT, signal.SIG_DFL)\n"
+        "sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+    )
     run = (sys.executable, "-m", "swapper", "run", "--url", api.url, "--", sys.executable, "-c", inside)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", on_a_terminal, *run, stdin=PIPE, stdout=PIPE, stderr=PIPE
