@@ -75,22 +75,28 @@ class Held(Server):
 
     def held(self, limit_s: float = BACK_S) -> str:
         """The point it has stopped at, once it has."""
-        eventually(self.stopped, "the server stops where it was told to", limit_s)
+        eventually(self._stopped_anew, "the server stops where it was told to", limit_s)
         return (self.folder / "points").read_text().splitlines()[-1]
 
-    def stopped(self) -> bool:
-        """Whether it stands at a point (and not merely is about to)."""
-        return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+    def _stopped_anew(self) -> bool:
+        """Whether it stopped since it was last asked; the kernel tells each stop once, however short the run before."""
+        return os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG) is not None
 
     def go_on(self) -> None:
         """Let it run on from where it stopped."""
         os.kill(self.pid, signal.SIGCONT)
-        eventually(lambda: not self.stopped(), "the server goes on")
+
+    def stop(self) -> int:
+        """SIGTERM, also to one that stands at a point; the exit status."""
+        self.hold_at()
+        if self.running:
+            self.go_on()
+        return super().stop()
 
     def freeze(self) -> None:
         """Stop it wherever it is, as a debugger or a full disk queue would."""
         os.kill(self.pid, signal.SIGSTOP)
-        eventually(self.stopped, "the server stops")
+        eventually(self._stopped_anew, "the server stops")
 
     def store(self) -> psutil.Process:
         """The process of its embedded store."""

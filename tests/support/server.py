@@ -71,6 +71,11 @@ tenants:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def running(self) -> bool:
+        """Whether it was started, and neither killed nor stopped since."""
+        return self._process is not None
+
     def start(self) -> None:
         """Start it and wait until it says it is ready."""
         with self.log_path.open("ab") as log:
