@@ -116,7 +116,8 @@ def serving_pid(state_dir: Path) -> int | None:
     try:
         pid, started = _pid_file(state_dir).read_text().split()
         process = psutil.Process(int(pid))
-        return process.pid if abs(process.create_time() - float(started)) < 1.0 else None
+        same = abs(process.create_time() - float(started)) < 1.0
+        return process.pid if same and process.status() != psutil.STATUS_ZOMBIE else None
     except (OSError, ValueError, psutil.Error):
         return None
 

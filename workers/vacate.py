@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
@@ -35,12 +35,16 @@ class Left(msgspec.Struct, frozen=True):
 
 
 class VacateArgs(msgspec.Struct, frozen=True):
-    """Arguments of the verb. `now_ms` is the store's time at the order, the clock `free_ms` belongs to."""
+    """Arguments of the verb. `now_ms` is the store's time at the order, the clock `free_ms` belongs to.
+
+    `arriving`: tenants that come next; what one of them that is there already uses is free for them.
+    """
 
     need_mib: int
     limit_ms: int
     departed: tuple[Left, ...] = ()
     now_ms: int | None = None
+    arriving: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,7 @@ async def vacate(sight: Sight, card: str, args: VacateArgs) -> Vacated:
         leaving = _leaving(stack, args, started, exited)
         sight.linger(card, (holder.process for holder in leaving if holder.process))
         while True:
-            reading = await _look(sight, card, leaving)
+            reading = await _look(sight, card, leaving, args.arriving)
             now = loop.time()
             remaining = [holder for holder in leaving if not holder.gone(now)]
             if reading.free_mib >= args.need_mib and not remaining:
@@ -102,9 +106,10 @@ def _leaving(stack: ExitStack, args: VacateArgs, started: float, exited: asyncio
     return leaving
 
 
-async def _look(sight: Sight, card: str, leaving: Sequence[_Leaving]) -> Reading:
+async def _look(sight: Sight, card: str, leaving: Sequence[_Leaving], arriving: Collection[str]) -> Reading:
     processes = [holder.process for holder in leaving if holder.process]
-    return await sight.reading(card, await sight.on_card(card), processes)
+    others = {tenant: state for tenant, state in (await sight.on_card(card)).items() if tenant not in arriving}
+    return await sight.reading(card, others, processes)
 
 
 async def _pause(exited: asyncio.Event, seconds: float) -> None:

@@ -173,9 +173,10 @@ def _begin_release(draft: Draft) -> None:
 
 
 def prove_free(draft: Draft) -> None:
-    """Ask for the proof: enough VRAM free, and every holder that left seen gone."""
+    """Ask for the proof: enough VRAM free beside who comes (and may be there already), every holder that left gone."""
     args = {
         "need_mib": plan.vacate_need(draft.spec, draft.card, draft.swap),
+        "arriving": list(draft.swap.to),
         "departed": [asdict(d) for d in draft.card.departed],
         "limit_ms": draft.spec.policy.vacate_ms,
         "now_ms": draft.now,

@@ -156,7 +156,8 @@ def agent(state: State, command: Command, rules: Rules, *, fails: bool = False) 
 def holders(state: State, command: Command) -> list[str]:
     """Who keeps the card: what is loaded, and the departed whose process runs."""
     departed = cast("Sequence[Mapping[str, str]]", command.args["departed"])
-    return [*sorted(state.loaded), *sorted({left["lease"] for left in departed} & state.alive)]
+    others = state.loaded - set(cast("Sequence[str]", command.args["arriving"]))
+    return [*sorted(others), *sorted({left["lease"] for left in departed} & state.alive)]
 
 
 def _effect(state: State, command: Command, *, fails: bool) -> tuple[State, Report]:

@@ -67,6 +67,19 @@ async def test_a_card_is_not_free_while_a_tenant_that_is_not_configured_runs_on_
     assert (await vacate(sight, "gpu0", VacateArgs(24_000, 0))).free
 
 
+async def test_what_an_arriving_tenant_that_is_there_already_uses_is_free_for_it() -> None:
+    backend = RecordingBackend("llama/med", "llama/big")
+    backend.states["llama/med"] = TenantState.LOADED
+    places = {tenant: Place("gpu0", "llama") for tenant in backend.tenants}
+    needs = {"llama/med": 20_000, "llama/big": 8_000}
+    sight = Sight({"llama": backend}, places, {"gpu0": Declared(24_000, 0, needs)})
+    assert not (await vacate(sight, "gpu0", VacateArgs(20_000, 0))).free
+    assert (await vacate(sight, "gpu0", VacateArgs(20_000, 0, arriving=("llama/med",)))).free
+    backend.states["llama/big"] = TenantState.LOADED
+    stays = await vacate(sight, "gpu0", VacateArgs(20_000, 0, arriving=("llama/med",)))
+    assert stays == Vacated(False, 16_000, ("llama/big",))
+
+
 async def test_a_server_without_a_configured_tenant_may_hold_vram_on_any_card() -> None:
     backend = RecordingBackend("llama/old")
     backend.states["llama/old"] = TenantState.LOADED

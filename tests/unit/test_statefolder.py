@@ -374,3 +374,12 @@ async def test_who_has_the_folder_anew_is_not_harmed_when_the_first_stops(config
         assert serving_pid(config.state_dir) == os.getpid()
         assert (await second.store.read()).queued == 0
     assert embedded.running(config.state_dir) is None
+
+
+def test_a_serve_that_was_killed_and_not_yet_buried_serves_no_more(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "3600"]) as dead:
+        (tmp_path / PID_FILE).write_text(f"{dead.pid} {psutil.Process(dead.pid).create_time()}\n")
+        assert serving_pid(tmp_path) == dead.pid
+        dead.kill()
+        os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
+        assert serving_pid(tmp_path) is None
