@@ -151,9 +151,9 @@ class Agent:
         """The answer on record, if the command was answered before."""
         return self._marks.answer(command)
 
-    async def begin(self, commands: Sequence[Command]) -> None:
-        """Mark commands of one lane and token together; one that could not be marked is tried again by itself."""
-        await supervised("write the marks", self._unmarked(commands))
+    async def begin(self, commands: Sequence[Command]) -> bool:
+        """Mark commands of one lane and token together; False: each is to be tried again by itself, in order."""
+        return await supervised("write the marks", self._unmarked(commands)) is None
 
     async def execute(self, command: Command) -> Report:
         """Mark, carry out, record: the whole life of one command."""
@@ -219,11 +219,13 @@ class Agent:
     async def _unmarked(self, commands: Sequence[Command]) -> Outcome | None:
         """None once they are marked; else what each comes to: unmarked, it could change something a second time."""
         try:
-            await asyncio.to_thread(self._marks.begin_all, commands)
+            verdicts = await asyncio.to_thread(self._marks.begin_all, commands)
         except OSError as error:
             self._tell(error)
             why = f"{self._marks.path} cannot be written, and until it can this agent changes nothing"
             return Outcome(False, f"{why}: {error.strerror or error}")
+        if any(isinstance(verdict, Old) for verdict in verdicts):
+            return Outcome(False, "a newer command was answered while this one was being marked")
         return None
 
     def _undisturbed(self, command: Command) -> AbstractContextManager[None]:

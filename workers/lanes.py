@@ -52,8 +52,11 @@ class Executor(Protocol):
         """The answer on record, if the command was answered before."""
         ...
 
-    async def begin(self, commands: Sequence[Command]) -> None:
-        """Mark commands of one token as begun, durably, before they are executed side by side. Never raises."""
+    async def begin(self, commands: Sequence[Command]) -> bool:
+        """Mark commands of one token as begun, durably, before they are executed side by side. Never raises.
+
+        False: they could not be marked together; then they are executed one after the other.
+        """
         ...
 
     async def execute(self, command: Command) -> Report:
@@ -102,9 +105,11 @@ class _Lane:
     async def _work(self) -> None:
         while self.queue:
             due = [stored for stored in self._take() if not await self._settled(stored)]
-            if len(due) > 1:
-                await self.executor.begin([stored.command for stored in due])
-            await asyncio.gather(*map(self._carry_out, due))
+            if len(due) > 1 and await self.executor.begin([stored.command for stored in due]):
+                await asyncio.gather(*map(self._carry_out, due))
+                continue
+            for stored in due:
+                await self._carry_out(stored)
         self.worker = None
 
     def _take(self) -> Sequence[Stored]:
