@@ -38,7 +38,8 @@ def lease() -> None:
 @click.option(
     "--wait",
     type=Duration(),
-    help="Wait this long for the grant; exit status 75 when it did not come, 1 when the lease failed.",
+    help="Wait this long for the grant; exit status 75 when it did not come (the request stays queued: `swapper lease "
+    "cancel ID` withdraws it), 1 when the lease failed.",
 )
 @server_options
 def request(server: Server, as_json: bool, wait: float | None, idempotency_key: str | None, **options: Any) -> None:  # noqa: ANN401

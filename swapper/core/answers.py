@@ -127,6 +127,7 @@ def _saved(draft: Draft, command: Command, report: Report) -> None:
     _mark(draft, name, reason=reason, result=ProofResult.COLD, strategy="off" if unsupported else "slots")
     if not unsupported:
         draft.finish(Step.SAVE, command.tenant, StepOutcome.FAILED, reason)
+        draft.alert(f"a conversation of {command.tenant} could not be saved: {reason}", tenant=command.tenant)
     configured = draft.spec.tenants.get(command.tenant)
     if configured is not None and configured.save_required:
         compensate(draft, f"{command.tenant} slot {command.args['slot']} could not be saved: {reason}")

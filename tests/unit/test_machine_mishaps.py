@@ -263,3 +263,14 @@ def test_who_waits_for_a_departed_process_is_told_its_number_at_once() -> None:
     play.enqueue("b")
     play.decide()
     assert "waiting for encode (pid 77) to end" in explain_lease(play.world, play.spec, play.lease("b"), 1)
+
+
+def test_a_conversation_that_could_not_be_saved_is_an_alert() -> None:
+    play = Play(spec(tenant("med")), MED)
+    play.enqueue("a")
+    play.decide()
+    play.run(until="save", drain={"slots": [{"slot": 0, "tokens": 4000}]})
+    for _ in range(2):
+        play.answer(play.pending("save"), ok=False, detail="not in the slot folder")
+    told = [alert.text for commit in play.commits for alert in commit.alerts]
+    assert told == [f"a conversation of {MED} could not be saved: not in the slot folder"]
