@@ -45,7 +45,7 @@ def make_way(draft: Draft, found: tuple[str, ...]) -> None:
             change = LeaseChange(lease.id, frozenset({LeaseState.PREPARING}), LeaseState.QUEUED)
             draft.leases.append(change)
     for tenant in found:
-        draft.order(Step.OPEN, tenant, {"epoch": draft.gate(tenant, open_=True), "swap": None, "unproved": []})
+        draft.let_in(tenant)
         draft.alert(f"{tenant} was loaded by somebody else; it serves, and who waits goes on from there", tenant=tenant)
     for record in swap.steps:
         draft.finish(record.step, record.tenant, StepOutcome.COMPENSATED, reason)

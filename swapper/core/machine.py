@@ -138,11 +138,10 @@ def on_gate_ahead(world: World, spec: Spec, report: Report) -> Commit | None:
     if gate.epoch >= epoch:
         return None
     draft = Draft(world, spec, world.cards.get(configured.card) or Card(configured.card))
-    raised = draft.gate(tenant, open_=gate.open, above=epoch)
     if gate.open:
-        draft.order(Step.OPEN, tenant, {"epoch": raised, "swap": None, "unproved": []})
+        draft.let_in(tenant, above=epoch)
     else:
-        draft.order(Step.CLOSE, tenant, {"epoch": raised})
+        draft.order(Step.CLOSE, tenant, {"epoch": draft.gate(tenant, open_=False, above=epoch)})
     return draft.commit()
 
 
@@ -328,7 +327,7 @@ def _adopt(world: World, spec: Spec, card: Card, strangers: tuple[str, ...]) -> 
         return None
     draft = Draft(world, spec, card)
     for tenant in strangers:
-        draft.order(Step.OPEN, tenant, {"epoch": draft.gate(tenant, open_=True), "swap": None, "unproved": []})
+        draft.let_in(tenant)
     residents = (*card.residents, *strangers)
     owed = card.return_to is not None and not set(card.return_to) <= set(residents)
     draft.card = replace(

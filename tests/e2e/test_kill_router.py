@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import urllib.request
 from collections.abc import Iterator
@@ -11,7 +10,6 @@ from typing import cast
 
 import pytest
 
-from swapper.demo.models import make_models
 from tests.support.matrix import (
     BACK_S,
     STORY,
@@ -26,22 +24,16 @@ from tests.support.matrix import (
     router_of,
     sent_to,
     suspended,
+    with_its_own_router,
 )
-from tests.support.router import RealRouter
 from tests.support.server import Json
 
 
 @pytest.fixture(scope="module")
 def living(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
     folder = tmp_path_factory.mktemp("router")
-    router = RealRouter(folder / "router", make_models(folder, ["alpha"]))
-    server = Held(folder / "swapper", router, {"alpha": "{vram: 8GiB, default: true}"}, owned=True)
-    try:
-        server.start()
+    with with_its_own_router(folder) as server:
         yield server
-    finally:
-        server.stop()
-        asyncio.run(server.stop_router())
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
@@ -10,7 +9,6 @@ import psutil
 import pytest
 import redis
 
-from swapper.demo.models import make_models
 from tests.support.jobs import job
 from tests.support.matrix import (
     BACK_S,
@@ -26,8 +24,8 @@ from tests.support.matrix import (
     sent_to,
     suspended,
     warm,
+    with_its_own_router,
 )
-from tests.support.router import RealRouter
 
 NEXT_BEAT_S = 3.8
 """With less left of its five seconds a lease is beaten for, a third of its time after the last beat."""
@@ -36,14 +34,8 @@ NEXT_BEAT_S = 3.8
 @pytest.fixture(scope="module")
 def living(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
     folder = tmp_path_factory.mktemp("stopped")
-    router = RealRouter(folder / "router", make_models(folder, ["alpha"]))
-    server = Held(folder / "swapper", router, {"alpha": "{vram: 8GiB, default: true}"}, owned=True)
-    try:
-        server.start()
+    with with_its_own_router(folder) as server:
         yield server
-    finally:
-        server.stop()
-        asyncio.run(server.stop_router())
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ Invariant: a wait here ends on what it waits for, and fails with what was there 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from uuid import uuid4
 
 import psutil
 
+from swapper.demo.models import make_models
 from swapper.store import embedded
 from tests.support.router import RealRouter
 from tests.support.server import Json, Server
@@ -125,6 +127,19 @@ class Held(Server):
                 elif raw.startswith(b"data:") and kind == "alert":
                     texts.append(str(json.loads(raw[5:])["text"]))
         return texts
+
+
+@contextmanager
+def with_its_own_router(folder: Path) -> Generator[Held]:
+    """A serve that started its router itself, with the one model `alpha`; both are stopped at the end."""
+    router = RealRouter(folder / "router", make_models(folder, ["alpha"]))
+    server = Held(folder / "swapper", router, {"alpha": "{vram: 8GiB, default: true}"}, owned=True)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+        asyncio.run(server.stop_router())
 
 
 class Client:
