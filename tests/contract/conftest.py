@@ -41,8 +41,12 @@ class OurLog:
 
     def __init__(self, router: Router) -> None:
         self.log_tail = router.log_tail
+        self._folder = router.slot_dir.parent
 
     async def ensure(self) -> None: ...
+
+    def log_path(self) -> Path:
+        return self._folder / "llama-server.log"
 
     async def restart(self) -> None: ...
 

@@ -313,10 +313,24 @@ async def test_a_server_without_a_slot_folder_cannot_save_and_says_so_as_such(
     await backend.close()
 
 
-async def test_a_damaged_model_fails_with_the_servers_own_last_lines(backend: LlamaRouter) -> None:
-    with pytest.raises(BackendError, match=r"could not load broken \(exit code 1\): (.|\n)*load"):
+async def test_a_damaged_model_fails_with_the_servers_own_reason_in_one_line(backend: LlamaRouter) -> None:
+    with pytest.raises(BackendError, match=r"could not load broken \(exit code 1\): .*load") as caught:
         await backend.load("llama/broken")
+    said = str(caught.value)
+    assert "\n" not in said
+    assert "is not within the file bounds" in said
+    assert "llama-server.log, lines that begin with [" in said
     assert (await backend.observe())["llama/broken"] is TenantState.FAILED
+
+
+async def test_of_a_server_that_is_not_ours_it_is_said_how_the_model_ended_and_in_whose_log_to_look(
+    world: World, tmp_path: Path
+) -> None:
+    backend = LlamaRouter(world.router.url, tenants={"llama/broken": "broken"}, state_dir=tmp_path)
+    whose = f"the log of the llama-server at {world.router.url}, which swapper did not start"
+    with pytest.raises(BackendError, match=rf"\(exit code 1\); .*{whose}: see its lines that begin with \[\d+\]$"):
+        await backend.load("llama/broken")
+    await backend.close()
 
 
 async def test_a_model_the_router_does_not_know_is_named_with_those_it_knows(backend: LlamaRouter) -> None:

@@ -221,6 +221,9 @@ class _Control:
         """Its log."""
         return list(self._router.log)[-n:]
 
+    def log_path(self) -> None:
+        """It is in memory."""
+
     async def restart(self) -> None:
         """End it and start it again."""
         self._router.die()

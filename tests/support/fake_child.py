@@ -241,6 +241,8 @@ class FakeChild:
     async def _load(self) -> None:
         await self._read_weights()
         if self.model.broken:
+            why = "tensor 'token_embd.weight' data is not within the file bounds, model is corrupted or incomplete"
+            self.house.log(f"[{self.port}] E llama_model_load: error loading model: {why}")
             self.house.log(f"[{self.port}] E srv    load_model: failed to load model, '{self.model.path}'")
         if self.model.broken or self.strikes(Verb.LOAD, Kind.CHILD_DIES):
             self.end(1)

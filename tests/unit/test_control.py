@@ -106,6 +106,7 @@ async def test_everything_it_says_is_in_its_log(make: Make, fifo: Fifo) -> None:
     await control.ensure()
     await fifo.said()
     assert control.log_tail(3) == ["8", "9", "ann"]
+    assert control.log_path().read_text().endswith("8\n9\nann\n")
 
 
 async def test_many_starters_at_once_end_up_with_one_process(make: Make, fifo: Fifo) -> None:
@@ -297,7 +298,7 @@ def test_the_launcher_says_how_it_is_used(capsys: pytest.CaptureFixture[str]) ->
 async def test_what_is_attached_is_never_started_or_stopped() -> None:
     control: Control = AttachControl("llama")
     await control.ensure()
-    assert (control.alive(), control.pid(), control.log_tail(5)) == (None, None, None)
+    assert (control.alive(), control.pid(), control.log_tail(5), control.log_path()) == (None, None, None, None)
     with pytest.raises(BackendRefused, match="llama is attached"):
         await control.stop()
     with pytest.raises(BackendRefused, match="llama is attached"):

@@ -5,6 +5,7 @@ Invariant: a control knows processes (or containers, or units) and nothing of mo
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Protocol
 
 
@@ -33,4 +34,8 @@ class Control(Protocol):
 
     def log_tail(self, n: int) -> list[str] | None:
         """The last `n` lines of its log, oldest first; None where the log is not ours."""
+        ...
+
+    def log_path(self) -> Path | None:
+        """The file of its log; None where the log is not ours."""
         ...

@@ -5,6 +5,8 @@ Invariant: nothing here touches a process.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from swapper.errors import BackendRefused
 
 
@@ -36,4 +38,8 @@ class AttachControl:
     def log_tail(self, n: int) -> list[str] | None:
         """The log is not ours."""
         del n
+        return None
+
+    def log_path(self) -> Path | None:
+        """The log is not ours."""
         return None

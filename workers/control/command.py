@@ -119,11 +119,15 @@ class CommandControl:
     def log_tail(self, n: int) -> list[str] | None:
         """The last `n` lines it wrote (of the last 256 KiB), oldest first; empty before the first start."""
         try:
-            with (self._folder / "log").open("rb") as log:
+            with self.log_path().open("rb") as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
                 return log.read().decode(errors="replace").splitlines()[-n:]
         except FileNotFoundError:
             return []
+
+    def log_path(self) -> Path:
+        """Where it writes what it says, also before the first start."""
+        return self._folder / "log"
 
     async def _ensure(self) -> None:
         if self.pid() is None:

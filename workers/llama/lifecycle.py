@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from swapper.errors import BackendDown, BackendError, BackendGone, BackendRefused
@@ -18,6 +19,7 @@ from workers.llama.child import Child, gone
 from workers.llama.events import RouterEvents
 from workers.llama.http import Model, RouterHttp
 from workers.llama.known import Known, port_of, state_of
+from workers.llama.why import reasons
 
 T = TypeVar("T")
 
@@ -25,7 +27,8 @@ _GONE_S = 0.25
 ORPHAN_S = 2.0
 """Without its router a model's process ends within about 1.5 s."""
 _AFTER_KILL_S = 15.0  # the router's own stop-timeout is 10 s by default
-_LOG_READ, _LOG_SHOWN = 400, 12
+_LOG_READ = 1000
+"""So many lines are looked through for a reason; a wrong option alone makes the server print thirty."""
 
 
 class Control(Protocol):
@@ -37,6 +40,10 @@ class Control(Protocol):
 
     def log_tail(self, n: int) -> list[str] | None:
         """The last `n` lines of its log; None where the log is not ours."""
+        ...
+
+    def log_path(self) -> Path | None:
+        """The file of its log; None where the log is not ours."""
         ...
 
     async def restart(self) -> None:
@@ -172,12 +179,13 @@ class Lifecycle:
         if not model.status.failed:
             return f"{name} was unloaded by somebody else while it was loading"
         text = f"llama-server could not load {name} (exit code {model.status.exit_code})"
-        mark = f"[{port_of(model)}]"
+        port = port_of(model)
         tail = self._control.log_tail(_LOG_READ) if self._control is not None else None
-        if tail is None:
-            return f"{text}; the reason is in the router's own log, in the lines that begin with {mark}"
-        lines = [line.removeprefix(mark).strip() for line in tail if line.startswith(mark)]
-        return f"{text}: " + "\n".join((lines or tail)[-_LOG_SHOWN:])
+        if self._control is None or tail is None:
+            theirs = f"the log of the llama-server at {self._http.url}, which swapper did not start"
+            return f"{text}; the reason is in {theirs}: see its lines that begin with [{port}]"
+        why = "; ".join(reasons(tail, port)) or "it said nothing"
+        return f"{text}: {why} (log: {self._control.log_path()}, lines that begin with [{port}])"
 
 
 async def patiently(
