@@ -27,7 +27,7 @@ COMMANDS = {
     "check": ("swapper.cli.check", "Say what would fail with this configuration, and how to mend it."),
     "run": ("swapper.cli.run", "Run a command under a lease of a card."),
     "lease": ("swapper.cli.lease", "Request, look at, keep and give back leases."),
-    "explain": ("swapper.cli.explain", "Why a lease waits, in one sentence."),
+    "explain": ("swapper.cli.explain", "Why a lease waits, or what a swap does, in one sentence."),
     "status": ("swapper.cli.status", "What is on which card, and who waits."),
     "swaps": ("swapper.cli.swaps", "Swaps, and each step of one."),
     "events": ("swapper.cli.events", "The event log."),

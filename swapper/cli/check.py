@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import click
 
-from swapper.cli.common import print_json
+from swapper.cli.common import SEARCHED, print_json
 from swapper.config import Config, TenantEntry, load
 from swapper.config.advice import advise, advise_live, model_options
 from swapper.errors import ConfigError, StoreDown
@@ -32,7 +32,7 @@ class Finding:
 
 
 @click.command(epilog="Example: swapper check -c swapper.yaml")
-@click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="The configuration file.")
+@click.option("-c", "--config", "path", type=click.Path(path_type=Path), help=f"The configuration file; {SEARCHED}.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def check(path: Path | None, as_json: bool) -> None:
     """Say what would fail with this configuration, and how to mend it.

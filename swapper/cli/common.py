@@ -32,6 +32,8 @@ Json = dict[str, Any]
 _T = TypeVar("_T")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 DEFAULT_URL = "http://127.0.0.1:9292"
+SEARCHED = "without it the first of ./swapper.yaml, ~/.config/swapper/swapper.yaml and /etc/swapper/swapper.yaml"
+"""What `swapper.config.load.SEARCH` says, for helps: importing it from there would cost each of them pydantic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class Server:
         named = self.config is not None or find(os.environ) is not None
         if not named and not any(name.startswith(PREFIX) for name in os.environ):
             return DEFAULT_URL, self.key
-        config = load(self.config, os.environ)
+        config = load(self.config, os.environ, judge=False)
         return _address(config), self.key or _own_key(config)
 
     def call(self, work: Callable[[SwapperClient], Awaitable[_T]]) -> _T:
@@ -79,8 +81,14 @@ def _address(config: Config) -> str:
 
 
 def _own_key(config: Config) -> str | None:
-    """The key with the most rights the configuration has."""
+    """The key with the most rights of those the configuration has and whose secrets can be had here.
+
+    Raises ConfigError where there are keys, and none of them can.
+    """
     by_rights = sorted(config.keys, key=lambda key: ("admin" in key.scopes, len(key.scopes)), reverse=True)
+    named = [str(entry.key_env or entry.key_file) for entry in config.document.auth.keys]
+    if named and not by_rights:
+        raise ConfigError([f"a key is needed: give one with --key or SWAPPER_KEY, or set {' or '.join(named)}"])
     return by_rights[0].secret if by_rights else None
 
 
@@ -93,11 +101,17 @@ def server_options(command: _Command) -> _Command:
         return value
 
     options = [
-        click.option("--url", envvar="SWAPPER_URL", is_eager=True, help="Where swapper is.", show_envvar=True),
-        click.option("--key", envvar="SWAPPER_KEY", is_eager=True, help="API key.", show_envvar=True),
+        click.option(
+            "--url", envvar="SWAPPER_URL", is_eager=True, show_envvar=True,
+            help=f"Where swapper is; without it the configuration's listen, else {DEFAULT_URL}.",
+        ),
+        click.option(
+            "--key", envvar="SWAPPER_KEY", is_eager=True, show_envvar=True,
+            help="API key; without it, and without --url, the configuration's with the most rights.",
+        ),
         click.option(
             "-c", "--config", "_config", type=click.Path(path_type=Path), callback=pack, expose_value=False,
-            help="Configuration to take server and key from.",
+            help=f"Configuration to take address and key from; {SEARCHED}.",
         ),
         click.option("--json", "as_json", is_flag=True, help="Print JSON."),
     ]  # fmt: skip
@@ -107,9 +121,14 @@ def server_options(command: _Command) -> _Command:
 
 
 class Duration(_Param):
-    """`30s`, `10m`, `2h` -> seconds."""
+    """`30s`, `10m`, `2h` -> seconds; a bare number is seconds, as `timeout` and `sleep` take it."""
 
     name = "duration"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """What stands in the help: the units, instead of a word that tells nothing of them."""
+        del param, ctx
+        return "10s|5m|2h"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401
         """Seconds as float; a wrong text is a usage error that says what to write."""
@@ -117,8 +136,9 @@ class Duration(_Param):
             return float(value)
         from swapper.config.units import duration_ms
 
+        text = str(value).strip()
         try:
-            return duration_ms(value) / 1000
+            return duration_ms(f"{text}s" if text.replace(".", "", 1).isdecimal() else text) / 1000
         except ValueError as error:
             self.fail(str(error), param, ctx)
 

@@ -26,12 +26,14 @@ def lease() -> None:
 @click.option("--card", help="Which card; any, without it.")
 @click.option("--vram", default="all", help="How much of it: all, or a size such as 12GiB.", show_default=True)
 @click.option("--label", default="", help="What it is for, shown to everybody who waits.")
-@click.option("--class", "klass", type=click.Choice(_CLASSES), help="How urgent it is.")
-@click.option("--ttl", type=Duration(), default="30s", help="Lost after this long without a heartbeat.")
-@click.option("--max-hold", type=Duration(), help="Longest it may be held (1h).")
+@click.option("--class", "klass", type=click.Choice(_CLASSES), help="How urgent it is; normal where the key may.")
+@click.option(
+    "--ttl", type=Duration(), default="30s", help="Lost after this long without a heartbeat.", show_default=True
+)
+@click.option("--max-hold", type=Duration(), help="Longest it may be held; without it policy.max_hold, 1h.")
 @click.option("--expected", type=Duration(), help="How long it will probably be held; recorded, not used yet.")
 @click.option("--not-before", help="Do not grant before this time, as 2026-03-01T04:00:00Z.")
-@click.option("--deadline", help="Give up when not granted by this time.")
+@click.option("--deadline", help="Give up when not granted by this time, written likewise.")
 @click.option("--preemptible", is_flag=True, help="Recorded; this version does not revoke for it.")
 @click.option("--holder-pid", type=int, help="The process on the GPU host; the card is free when it is gone.")
 @click.option("--idempotency-key", help="The same key gives the same lease.")
@@ -65,10 +67,10 @@ def _body(options: dict[str, Any]) -> Json:
 
 
 @lease.command("list", epilog="Example: swapper lease list --state queued")
-@click.option("--state", type=click.Choice(_STATES))
-@click.option("--card")
-@click.option("--owner")
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
+@click.option("--state", type=click.Choice(_STATES), help="Only those in this state.")
+@click.option("--card", help="Only those of this card.")
+@click.option("--owner", help="Only those of the key with this name.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="So many at most.")
 @server_options
 def list_(server: Server, as_json: bool, **query: Any) -> None:  # noqa: ANN401
     """Leases, the newest first."""
@@ -91,14 +93,14 @@ def list_(server: Server, as_json: bool, **query: Any) -> None:  # noqa: ANN401
 @click.option("--wait", type=Duration(), help="First wait this long until it is granted or has ended.")
 @server_options
 def show(server: Server, as_json: bool, lease_id: str, wait: float | None) -> None:
-    """One lease."""
+    """One lease: its state and why it is in it, and once granted its token."""
     limit = 0.0 if wait is None else wait
     _show(server.call(lambda client: client.wait(lease_id, limit_s=limit)), as_json=as_json)
 
 
 @lease.command(epilog="Example: swapper lease heartbeat ls_01J... --token 1883206385664001 --progress 0.4")
 @click.argument("lease_id", metavar="ID")
-@click.option("--token", type=int, envvar="SWAPPER_TOKEN", required=True, show_envvar=True)
+@click.option("--token", type=int, envvar="SWAPPER_TOKEN", required=True, show_envvar=True, help="The lease's token.")
 @click.option("--progress", type=click.FloatRange(0, 1), help="How far the work is, 0 to 1.")
 @server_options
 def heartbeat(server: Server, as_json: bool, lease_id: str, token: int, progress: float | None) -> None:

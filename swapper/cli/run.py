@@ -43,12 +43,14 @@ _RETRY_S = 1.0
 )
 @click.option("--card", help="Which card; any, without it.")
 @click.option("--vram", default="all", help="How much of it: all, or a size such as 12GiB.", show_default=True)
-@click.option("--class", "klass", type=click.Choice(_CLASSES), help="How urgent it is.")
-@click.option("--max-hold", type=Duration(), help="Longest it may be held (1h).")
+@click.option("--class", "klass", type=click.Choice(_CLASSES), help="How urgent it is; normal where the key may.")
+@click.option("--max-hold", type=Duration(), help="Longest it may be held; without it policy.max_hold, 1h.")
 @click.option("--wait", type=Duration(), help="Give up after this long, with exit status 75; without it, never.")
-@click.option("--label", help="What it is for (the command's name).")
-@click.option("--ttl", type=Duration(), default="30s", help="The lease is lost after this long without us.")
-@click.option("--grace", type=Duration(), default="30s", help="From TERM to KILL when the lease is revoked.")
+@click.option("--label", help="What it is for; without it the command's name.")
+@click.option("--ttl", type=Duration(), default="30s", help="Lost after this long without us.", show_default=True)
+@click.option(
+    "--grace", type=Duration(), default="30s", help="From TERM to KILL when the lease is revoked.", show_default=True
+)
 @server_options
 @click.argument("command", nargs=-1, required=True, metavar="-- CMD...")
 def run(

@@ -16,6 +16,7 @@ import structlog
 from swapper import __version__
 from swapper.app import running
 from swapper.cli.check import examine
+from swapper.cli.common import SEARCHED
 from swapper.config import Config, load
 from swapper.core.spec import Spec
 from swapper.log import setup as setup_logging
@@ -27,7 +28,7 @@ _NAMED = 5
 
 
 @click.command(epilog="Example: swapper serve -c swapper.yaml")
-@click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="The configuration file.")
+@click.option("-c", "--config", "path", type=click.Path(path_type=Path), help=f"The configuration file; {SEARCHED}.")
 def serve(path: Path | None) -> None:
     """Run the scheduler: HTTP lease API, model-by-name gateway and the agent of this host.
 

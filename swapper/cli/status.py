@@ -38,14 +38,15 @@ def _tell(found: Json) -> None:
         out.print(f"  {lease['explain']}")
     for demand in found["demand"]:
         if demand["waiting"]:
-            out.print(f"{demand['waiting']} {demand['class']} calls: {demand['explain']}")
+            calls = "call" if demand["waiting"] == 1 else "calls"
+            out.print(f"{demand['waiting']} {demand['class']} {calls}: {demand['explain']}")
     if not found["leases"]:
         out.print("no leases")
 
 
 def _card_line(card: Json) -> str:
     vram = card["vram"]
-    used = "" if vram["used_mib"] is None else f"{mib(vram['used_mib'])} used of "
+    used = "" if vram["used_mib"] is None else f"{mib(vram['used_mib']) if vram['used_mib'] else 'nothing'} used of "
     return f"{card['name']}: {card['phase']}, {used}{mib(vram['total_mib'])}"
 
 

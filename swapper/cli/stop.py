@@ -9,19 +9,24 @@ from pathlib import Path
 
 import click
 
-from swapper.cli.common import Duration, print_json
+from swapper.cli.common import SEARCHED, Duration, print_json
 from swapper.errors import SwapperError
 
 
 @click.command(epilog="Example: swapper stop -c swapper.yaml")
-@click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="The configuration serve runs with.")
-@click.option("--timeout", type=Duration(), default="60s", help="Wait this long for it to end.")
+@click.option(
+    "-c", "--config", "path", type=click.Path(path_type=Path), help=f"The configuration serve runs with; {SEARCHED}."
+)
+@click.option("--timeout", type=Duration(), default="60s", help="Wait this long for it to end.", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def stop(path: Path | None, timeout: float, as_json: bool) -> None:
-    """Stop serve. Residents and the servers it started stay as they are."""
+    """Stop serve. Residents and the servers it started stay as they are.
+
+    Of the configuration it needs no more than `state_dir`: secrets need not be set for it.
+    """
     from swapper.config import load
 
-    state_dir = load(path, os.environ).state_dir
+    state_dir = load(path, os.environ, judge=False).state_dir
     pid = end_serve(state_dir, timeout_s=timeout)
     if as_json:
         return print_json({"stopped": pid is not None, "pid": pid})

@@ -14,7 +14,7 @@ _WIDTH = 40
 @click.command(epilog="Example: swapper swaps sw_01J...")
 @click.argument("swap_id", metavar="[ID]", required=False)
 @click.option("--card", help="Only swaps of this card.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True)
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="So many at most.")
 @server_options
 def swaps(server: Server, as_json: bool, swap_id: str | None, card: str | None, limit: int) -> None:
     """Swaps, the newest first; with an ID its steps and conversations."""
@@ -44,13 +44,18 @@ def _many(items: list[Json]) -> None:
     return console().print(table)
 
 
+def swap_line(swap: Json) -> str:
+    """Card, outcome, time and cause of a swap, without its id."""
+    outcome = swap["outcome"] or f"running: {swap['stage']}"
+    total = "" if swap["overhead_ms"] is None else f", {swap['overhead_ms']} ms"
+    return f"{swap['card']}: {outcome}{total}; cause: {swap['cause']}"
+
+
 def _one(swap: Json) -> None:
     from rich.table import Table
 
     out = console()
-    outcome = swap["outcome"] or f"running: {swap['stage']}"
-    total = "" if swap["overhead_ms"] is None else f", {swap['overhead_ms']} ms"
-    out.print(f"{swap['id']} on {swap['card']}: {outcome}{total}; cause: {swap['cause']}")
+    out.print(f"{swap['id']} on {swap_line(swap)}")
     if swap["reason"]:
         out.print(f"  {swap['reason']}")
     start, span = _axis(swap)

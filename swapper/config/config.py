@@ -1,6 +1,7 @@
 """The configuration as the rest of swapper sees it: the judged document, resolved secrets, and what the core needs.
 
-Invariant: a Config exists only after every check passed; it is never changed, a reload makes a new one.
+Invariant: a Config exists only after every check passed (but for those who ask for it unjudged, see `load`); it is
+never changed, a reload makes a new one.
 """
 
 from __future__ import annotations

@@ -30,10 +30,12 @@ _HINTS = {
 }
 
 
-def load(path: Path | None, environ: Mapping[str, str]) -> Config:
+def load(path: Path | None, environ: Mapping[str, str], *, judge: bool = True) -> Config:
     """Read the configuration at `path`, or the first that exists of ./swapper.yaml, ~/.config/swapper and /etc/swapper.
 
-    Without any file the environment alone may give it (`SWAPPER__CARDS__...`).
+    Without any file the environment alone may give it (`SWAPPER__CARDS__...`). `judge` False is for who only wants to
+    find a serve that runs with it (its address, folder, keys): each key must be known and each value right, but the
+    sections are not judged together, and keys whose secrets cannot be had here are left out.
 
     Raises ConfigError with every problem found, each as `file:line: path: what (and what to do)`.
     """
@@ -41,14 +43,15 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Config:
     if found is None:
         if not any(name.startswith(PREFIX) for name in environ):
             raise ConfigError([f"no configuration: none of {', '.join(SEARCH)} exists; give one with -c FILE"])
-        return loads("", folder=Path.cwd(), environ=environ, name="environment")
+        return loads("", folder=Path.cwd(), environ=environ, name="environment", judge=judge)
     try:
         text = found.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError([f"{found}: not UTF-8 text (byte {error.start})"]) from None
     except OSError as error:
         raise ConfigError([f"{found}: cannot be read: {error.strerror or error}"]) from None
-    return loads(text, folder=found.absolute().parent, environ=environ, name=str(found), path=found.absolute())
+    folder, whole = found.absolute().parent, found.absolute()
+    return loads(text, folder=folder, environ=environ, name=str(found), path=whole, judge=judge)
 
 
 def find(environ: Mapping[str, str]) -> Path | None:
@@ -61,7 +64,13 @@ def find(environ: Mapping[str, str]) -> Path | None:
 
 
 def loads(
-    text: str, *, folder: Path, environ: Mapping[str, str], name: str = "swapper.yaml", path: Path | None = None
+    text: str,
+    *,
+    folder: Path,
+    environ: Mapping[str, str],
+    name: str = "swapper.yaml",
+    path: Path | None = None,
+    judge: bool = True,
 ) -> Config:
     """A `Config` from YAML text; `folder` (absolute) is what relative paths in it are relative to.
 
@@ -74,6 +83,8 @@ def loads(
     except ValidationError as error:
         raise ConfigError(_ordered(source, [_problem(detail, source) for detail in error.errors()])) from None
     keys, key_problems = resolve_keys(document.auth, environ)
+    if not judge:
+        return Config(document=document, folder=folder, path=path, keys=tuple(key for key in keys if key.secret))
     found = check(document, source, environ)
     problems = key_problems + found.problems
     if problems:

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 
 import psutil
@@ -34,7 +34,7 @@ async def api() -> AsyncGenerator[Served]:
         yield running
 
 
-async def swapper(*args: str, env: dict[str, str] | None = None) -> Result:
+async def swapper(*args: str, env: Mapping[str, str | None] | None = None) -> Result:
     """Run a command in a thread, as its own event loop wants it."""
     return await asyncio.to_thread(CliRunner().invoke, cli, list(args), env=env, prog_name="swapper")
 
