@@ -8,7 +8,7 @@ lines are in it. A backend knows its server and its files, and nothing of policy
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
@@ -46,14 +46,32 @@ class SlotUse:
 
 
 @dataclass(frozen=True, slots=True)
+class Talk:
+    """A conversation as a gateway knows it, without a word of it.
+
+    `id` is the link of its last request, `links` the last ones of its chain (the oldest first, the last one is `id`),
+    `tokens` what its last answer left in its slot (0: not known), `used_ms` when that was, in ms since the epoch.
+    """
+
+    id: str
+    links: tuple[str, ...] = ()
+    tokens: int = 0
+    used_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Quiesced:
     """The server is idle. `slots` are those that may hold a conversation; empty for kinds without slots.
 
-    `gone`: the tenant is not loaded any more, and whatever its slots held went with it.
+    `gone`: the tenant is not loaded any more, and whatever its slots held went with it. `strategies` are the ways to
+    keep its conversations, the best first (none: nothing is kept); `fingerprint` is a short digest of what decides
+    whether saved state means the same (model, build, settings), "" where that could not be learnt.
     """
 
     slots: tuple[SlotUse, ...] = ()
     gone: bool = False
+    strategies: tuple[str, ...] = ()
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +87,10 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """A snapshot that could be restored now (`refused` None), or why it must not be."""
+    """A snapshot that could be restored now (`refused` None), or why it must not be.
+
+    `id` and `links` as in `Talk`, "" and none where nobody knew them at the save; `used_ms` 0: not known.
+    """
 
     snapshot: str
     slot: int
@@ -78,16 +99,24 @@ class SnapshotInfo:
     saved_ms: int
     strategy: str = "slots"
     refused: str | None = None
+    id: str = ""
+    links: tuple[str, ...] = ()
+    used_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The tenant answers. `snapshots` are newest first, the refused ones with their reason."""
+    """The tenant answers. `snapshots`: the last used first, the refused ones with their reason.
+
+    `strategies` and `fingerprint` as in `Quiesced`.
+    """
 
     n_slots: int = 0
     n_ctx_slot: int = 0
     snapshots: tuple[SnapshotInfo, ...] = ()
     backend_ms: float | None = None
+    strategies: tuple[str, ...] = ()
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +140,16 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class SaveArgs:
-    """Which slot, under which fresh file name."""
+    """Which slot, under which fresh file name; what is in it, where somebody knows, and how it came there.
+
+    `strategy` is what the slot was made ready by (slots: nothing was done to it); `token` is the swap's.
+    """
 
     slot: int
     name: str
-    extra: Mapping[str, object] = field(default_factory=dict[str, object])
+    talk: Talk | None = None
+    strategy: str = "slots"
+    token: int = 0
 
 
 class SaveUnsupported(Exception):

@@ -3,9 +3,10 @@
 Invariant: an expected failure (BackendError, SaveUnsupported, arguments nobody understands) is an outcome with one
 sentence; anything else is raised for the supervisor. It knows backends and probes, and nothing of order or the store.
 
-Data of the answers: drain `slots: [{slot, tokens}]`, or `gone: true`; save `snapshot, slot, tokens,
-bytes` (tokens 0: an empty slot, nothing kept), or failed with `unsupported: true`; load `n_slots, n_ctx_slot,
-snapshots: [SnapshotInfo]`; restore `slot, tokens`; vacate `free_mib`, failed also `holders: [str]`; release nothing.
+Data of the answers: drain `slots: [{slot, tokens}], strategies, fingerprint`, or `gone: true`; save `snapshot, slot,
+tokens, bytes` (tokens 0: an empty slot, nothing kept), or failed with `unsupported: true`; load `n_slots, n_ctx_slot,
+snapshots: [SnapshotInfo], strategies, fingerprint`; restore `slot, tokens`; vacate `free_mib`, failed also `holders:
+[str]`; release nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import msgspec
 
 from swapper.core.types import Command, Step
 from swapper.errors import BackendError, BackendRefused
-from workers.backend import Backend, SaveArgs, SaveUnsupported
+from workers.backend import Backend, Loaded, Quiesced, SaveArgs, SaveUnsupported, Talk
 from workers.observe import Sight
 from workers.vacate import VacateArgs, vacate
 
@@ -45,6 +46,8 @@ class _Drain(msgspec.Struct, frozen=True):
 class _Save(msgspec.Struct, frozen=True):
     slot: int
     name: str
+    conversation: Talk | None = None
+    strategy: str = "slots"
 
 
 class _Release(msgspec.Struct, frozen=True):
@@ -118,16 +121,19 @@ def _args(command: Command, shape: type[ArgsT]) -> ArgsT:
 
 async def _drain(backend: Backend, tenant: str, command: Command) -> Outcome:
     quiesced = await backend.quiesce(tenant, limit_ms=_args(command, _Drain).limit_ms)
-    gone = {"gone": True} if quiesced.gone else {}
-    return Outcome(True, data={"slots": [asdict(use) for use in quiesced.slots], **gone})
+    data: dict[str, object] = {"slots": [asdict(use) for use in quiesced.slots], **_ways(quiesced)}
+    return Outcome(True, data=data | ({"gone": True} if quiesced.gone else {}))
+
+
+def _ways(seen: Quiesced | Loaded) -> dict[str, object]:
+    return {"strategies": list(seen.strategies), "fingerprint": seen.fingerprint}
 
 
 async def _save(backend: Backend, tenant: str, command: Command) -> Outcome:
     args = _args(command, _Save)
-    extra = {key: value for key, value in command.args.items() if key not in {"slot", "name"}}
-    extra["token"] = command.token
+    asked = SaveArgs(args.slot, args.name, args.conversation, args.strategy, command.token)
     try:
-        saved = await backend.save(tenant, SaveArgs(args.slot, args.name, extra))
+        saved = await backend.save(tenant, asked)
     except SaveUnsupported as error:
         sentence = str(error) or f"the server of {tenant} cannot save slots"
         return Outcome(False, sentence, data={"unsupported": True})
@@ -146,6 +152,7 @@ async def _load(backend: Backend, tenant: str, _command: Command) -> Outcome:
         "n_slots": loaded.n_slots,
         "n_ctx_slot": loaded.n_ctx_slot,
         "snapshots": [asdict(snapshot) for snapshot in loaded.snapshots],
+        **_ways(loaded),
     }
     return Outcome(True, backend_ms=loaded.backend_ms, data=data)
 

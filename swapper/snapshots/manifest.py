@@ -11,9 +11,12 @@ import re
 from dataclasses import dataclass, fields
 
 import msgspec
+import xxhash
 
 MANIFEST_SUFFIX = ".manifest.json"
 VERSION = 1
+MAX_LINKS = 8
+"""So much of a conversation's chain is kept with its snapshot: enough to find it after its last turns were edited."""
 _UNSAFE = re.compile(r'[\x00-\x1f\x7f/\\:*?"<>|]')
 _MAX_NAME = 255 - len(MANIFEST_SUFFIX) - len(".tmp")
 
@@ -63,6 +66,8 @@ class Fingerprint:
 class Manifest:
     """One snapshot. `tokens` and `bytes` are the server's own figures; times are ms since the epoch.
 
+    `id` is the link of the conversation's last request, "" where nobody knew it; `links` are the last `MAX_LINKS` of
+    its chain, the oldest first; `used_ms` is when it was last used (0: not known).
     `digest` (xxh3-128, hex) is None until it was computed; `boot` is the boot id of the machine at the save, so
     that a file without a digest is not trusted across a crash of the machine. `token` is the swap's.
     """
@@ -80,6 +85,14 @@ class Manifest:
     digest: str | None = None
     restored_ms: int | None = None
     version: int = VERSION
+    id: str = ""
+    links: tuple[str, ...] = ()
+    used_ms: int = 0
+
+    @property
+    def last_ms(self) -> int:
+        """When it was last used, as far as is known: not later than its save."""
+        return self.used_ms or self.saved_ms
 
 
 _WORDS = {
@@ -96,6 +109,11 @@ _WORDS = {
     "mmproj": "another multimodal projector",
     "template": "another chat template",
 }
+
+
+def short_digest(fingerprint: Fingerprint) -> str:
+    """16 hex characters that are the same for equal fingerprints only: what was seen to work is remembered by them."""
+    return xxhash.xxh3_64_hexdigest(msgspec.json.encode(fingerprint))
 
 
 def refusal(saved: Manifest, now: Fingerprint) -> str | None:

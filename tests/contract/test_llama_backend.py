@@ -15,6 +15,7 @@ from swapper.snapshots.manifest import MANIFEST_SUFFIX, Manifest
 from tests.contract.conftest import Router, World
 from tests.contract.talk import Talk, until
 from workers.backend import SaveArgs, Saved, SaveUnsupported, SlotUse, TenantState
+from workers.backend import Talk as Conversation
 from workers.llama import slots
 from workers.llama.http import RouterHttp
 from workers.llama.router import LlamaRouter
@@ -61,6 +62,26 @@ async def test_two_conversations_survive_a_release_and_a_load_word_for_word(back
         answer = await talk.say("alpha", prompt)
         assert answer["timings"]["cache_n"] >= 0.99 * snapshot.tokens
         assert answer["id_slot"] == snapshot.slot
+
+
+async def test_whose_conversation_was_saved_is_told_by_the_next_load(backend: LlamaRouter, talk: Talk) -> None:
+    await fresh_load(backend, "alpha")
+    for slot in range(2):
+        await talk.say("alpha", f"{slot} " + LONG, slot=slot)
+    idle = await backend.quiesce("llama/alpha")
+    links = tuple(f"{n:032x}" for n in range(9))
+    known = Conversation(links[-1], links, used_ms=5)
+    first = await backend.save("llama/alpha", SaveArgs(0, fresh("alpha"), known, "rewind", token=7))
+    second = await save(backend, "alpha", 1)
+
+    await backend.release("llama/alpha", limit_ms=10_000)
+    loaded = await backend.load("llama/alpha")
+    told = {info.snapshot: info for info in loaded.snapshots}
+    mine, other = told[first.snapshot], told[second.snapshot]
+    assert (mine.id, mine.links, mine.used_ms, mine.strategy) == (links[-1], links[-8:], 5, "rewind")
+    assert (other.id, other.links, other.used_ms, other.strategy) == ("", (), 0, "slots")
+    assert (loaded.strategies, loaded.fingerprint) == (idle.strategies, idle.fingerprint)
+    assert loaded.fingerprint != ""
 
 
 async def test_saves_and_restores_run_side_by_side_and_ask_for_nothing_twice(

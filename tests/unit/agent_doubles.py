@@ -168,7 +168,7 @@ class RecordingBackend:
 
     async def quiesce(self, tenant: str, *, limit_ms: int | None = None) -> Quiesced:
         await self._call(f"drain {tenant}" + (f" {limit_ms}" if limit_ms is not None else ""))
-        return Quiesced((SlotUse(0, 100),))
+        return Quiesced((SlotUse(0, 100),), strategies=("slots", "replay"), fingerprint="f1")
 
     async def save(self, tenant: str, args: SaveArgs) -> Saved:
         self.saves.append(args)
@@ -182,7 +182,7 @@ class RecordingBackend:
     async def load(self, tenant: str) -> Loaded:
         await self._call(f"load {tenant}")
         self.states[tenant] = TenantState.LOADED
-        return Loaded(2, 4096)
+        return Loaded(2, 4096, strategies=("slots", "replay"), fingerprint="f1")
 
     async def restore(self, tenant: str, snapshot: str, slot: int) -> Restored:
         await self._call(f"restore {tenant} {snapshot} {slot}")

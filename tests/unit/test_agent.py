@@ -15,9 +15,10 @@ from swapper.errors import BackendRefused
 from tests.unit.agent_doubles import MemoryLink, Place, RecordingBackend, ScriptedProbe, command
 from workers import supervise
 from workers.agent import Agent
-from workers.backend import SaveUnsupported
+from workers.backend import SaveArgs, SaveUnsupported, Talk
 from workers.marks import Marks
 
+WAYS = {"strategies": ["slots", "replay"], "fingerprint": "f1"}
 Running = Callable[[], AbstractAsyncContextManager[Agent]]
 
 
@@ -67,10 +68,10 @@ async def test_each_verb_becomes_its_backend_call_and_its_data(
         assert saved.backend_ms == 1.5
         assert saved.data == {"snapshot": "a.bin", "slot": 1, "tokens": 100, "bytes": 2048}
         assert (await link.answer(7, 3)).data == {}
-        assert (await link.answer(7, 4)).data == {"n_slots": 2, "n_ctx_slot": 4096, "snapshots": []}
+        assert (await link.answer(7, 4)).data == {"n_slots": 2, "n_ctx_slot": 4096, "snapshots": [], **WAYS}
         assert (await link.answer(7, 5)).data == {"slot": 0, "tokens": 100}
         await link.send(command("drain", 7, 6))
-        assert (await link.answer(7, 6)).data == {"slots": [{"slot": 0, "tokens": 100}]}
+        assert (await link.answer(7, 6)).data == {"slots": [{"slot": 0, "tokens": 100}], **WAYS}
     assert backend.calls == [
         "save llama/med 1",
         "release llama/med 500",
@@ -261,7 +262,17 @@ async def test_a_save_is_told_the_token_it_belongs_to(
     async with running():
         await link.send(command("save", 9, 1, slot=0, name="a.bin"))
         await link.answer(9, 1)
-    assert [args.extra for args in backend.saves] == [{"token": 9}]
+    assert backend.saves == [SaveArgs(0, "a.bin", token=9)]
+
+
+async def test_a_save_is_told_whose_conversation_it_is_and_how_it_was_made_ready(
+    link: MemoryLink, backend: RecordingBackend, running: Running
+) -> None:
+    talk = {"id": "ab", "links": ["aa", "ab"], "used_ms": 5, "recallable": True}
+    async with running():
+        await link.send(command("save", 9, 1, slot=0, name="a.bin", conversation=talk, strategy="rewind"))
+        await link.answer(9, 1)
+    assert backend.saves == [SaveArgs(0, "a.bin", Talk("ab", ("aa", "ab"), used_ms=5), "rewind", 9)]
 
 
 async def test_a_server_that_cannot_save_is_told_apart_from_a_failure(

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from swapper.snapshots.manifest import Fingerprint, GgufIdentity, Manifest, decode, encode, name_problem, refusal
+from swapper.snapshots.manifest import (
+    Fingerprint,
+    GgufIdentity,
+    Manifest,
+    decode,
+    encode,
+    name_problem,
+    refusal,
+    short_digest,
+)
 
 NOW = Fingerprint(
     model="med",
@@ -82,6 +92,25 @@ def test_a_manifest_of_another_version_is_refused() -> None:
 def test_a_manifest_survives_the_disk() -> None:
     manifest = replace(SAVED, digest="00ff", restored_ms=7, fingerprint=replace(NOW, lora=("--lora a 1",)))
     assert decode(encode(manifest)) == manifest
+
+
+def test_a_manifest_that_knows_nothing_of_its_conversation_is_read_and_may_be_restored() -> None:
+    fields = cast("dict[str, object]", json.loads(encode(SAVED)))
+    old = {name: value for name, value in fields.items() if name not in ("id", "links", "used_ms")}
+    assert decode(json.dumps(old).encode()) == SAVED
+    assert refusal(SAVED, NOW) is None
+
+
+def test_a_snapshot_counts_as_used_at_its_save_unless_somebody_knew_better() -> None:
+    assert replace(SAVED, saved_ms=9).last_ms == 9
+    assert replace(SAVED, saved_ms=9, used_ms=5).last_ms == 5
+
+
+def test_equal_fingerprints_have_one_short_digest_and_every_difference_another() -> None:
+    assert short_digest(replace(NOW)) == short_digest(NOW)
+    others = [replace(NOW, build="b2"), replace(NOW, n_parallel=4), replace(NOW, drafter="d.gguf")]
+    assert len({short_digest(one) for one in (NOW, *others)}) == 4
+    assert len(short_digest(NOW)) == 16
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"snapshot": 1}', b"\xff"])

@@ -56,6 +56,19 @@ def test_the_newest_snapshot_of_a_tenant_comes_first(folder: SlotFolder) -> None
     assert [m.snapshot for m in folder.manifests("llama/med")] == ["new.kv", "old.kv"]
 
 
+def test_who_was_used_last_comes_first_whenever_it_was_saved(folder: SlotFolder) -> None:
+    folder.write(replace(snapshot(folder, "swept.kv", saved_ms=5), used_ms=1))
+    folder.write(replace(snapshot(folder, "talked.kv", saved_ms=4), used_ms=3))
+    snapshot(folder, "nobody-knows.kv", saved_ms=2)
+    assert [m.snapshot for m in folder.manifests()] == ["talked.kv", "nobody-knows.kv", "swept.kv"]
+
+
+def test_the_only_copies_are_those_of_the_newest_swap_not_of_the_last_use(folder: SlotFolder) -> None:
+    folder.write(replace(snapshot(folder, "old.kv", saved_ms=1, token=1), used_ms=9))
+    folder.write(replace(snapshot(folder, "new.kv", saved_ms=2, token=2), used_ms=3))
+    assert [gone.snapshot for gone in folder.prune(Keep(bytes=100), now_ms=10)] == ["old.kv"]
+
+
 def test_a_manifest_under_another_name_than_its_own_does_not_count(folder: SlotFolder) -> None:
     snapshot(folder, "a.kv")
     (folder.path / ("a.kv" + MANIFEST_SUFFIX)).rename(folder.path / ("b.kv" + MANIFEST_SUFFIX))

@@ -155,7 +155,7 @@ class Keeper:
                 await self._check(manifest.snapshot)
 
     async def listing(self, tenant: str, now: Fingerprint, run: str) -> tuple[SnapshotInfo, ...]:
-        """The snapshots of a tenant, newest first, judged by size and fingerprint; the refused ones in one run only.
+        """The snapshots of a tenant, the last used first, judged by size and fingerprint; refused ones in one run only.
 
         `run` names the process the tenant runs in.
         """
@@ -174,7 +174,7 @@ class Keeper:
         infos: list[SnapshotInfo] = []
         for m, why in due:
             if m.snapshot in listed:
-                infos.append(SnapshotInfo(m.snapshot, m.slot, m.tokens, m.bytes, m.saved_ms, m.strategy, why))
+                infos.append(_info(m, why))
                 if why is not None:
                     refusals.tell(m.snapshot, why, run)
         return (*infos, *_more(tenant, refused[LISTED:]))
@@ -222,6 +222,11 @@ class Keeper:
             self._hurry[name].set()
             await asyncio.wait({settling})
         return await asyncio.to_thread(self.folder.damage, name)
+
+
+def _info(m: Manifest, why: str | None) -> SnapshotInfo:
+    known = (m.id, m.links, m.used_ms)
+    return SnapshotInfo(m.snapshot, m.slot, m.tokens, m.bytes, m.saved_ms, m.strategy, why, *known)
 
 
 def _more(tenant: str, unlisted: Sequence[Manifest]) -> tuple[SnapshotInfo, ...]:

@@ -27,6 +27,10 @@ class Roster:
         self._strangers: dict[str, str] = {}
         self._holding: frozenset[str] = frozenset()
 
+    def has(self, tenant: str) -> bool:
+        """Whether it is configured."""
+        return tenant in self._tenants
+
     def configured(self, tenant: str) -> str:
         """The model of a configured tenant; raises BackendRefused for any other."""
         try:

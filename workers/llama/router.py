@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from swapper.errors import BackendDown, BackendError, BackendGone, BackendRefused
-from swapper.snapshots.manifest import Fingerprint, Manifest, name_problem
+from swapper.snapshots.manifest import MAX_LINKS, Fingerprint, Manifest, name_problem, short_digest
 from workers.backend import (
     Loaded,
     Quiesced,
@@ -26,6 +26,7 @@ from workers.backend import (
     SaveUnsupported,
     SlotUse,
     SnapshotInfo,
+    Talk,
     TenantState,
 )
 from workers.llama.answer import answer_over, last_was_ours, only_trace, smallest_answer
@@ -91,6 +92,7 @@ class LlamaRouter:
         self._slots = Joined(self._http.slots)
         self._lifecycle = Lifecycle(self._http, self._events, self._known, control, self._limits)
         self._keeper = Keeper(SlotFolder(slot_dir), keep or Keep(), now_ms) if slot_dir is not None else None
+        self._strategies = ("slots", "replay") if slot_dir is not None else ()
         self._paths = dict(path_map or {})
         self._fingerprints = Fingerprints(self._http, GgufIdentities(state_dir), self._local_path)
         self._now_ms = now_ms
@@ -142,7 +144,13 @@ class LlamaRouter:
         if slots is None:
             return Quiesced(gone=True)
         model = self._known.loaded(name) or await self._known.look(name)
-        return Quiesced(_in_use(await self._run(model), slots)) if model is not None else Quiesced(gone=True)
+        if model is None:
+            return Quiesced(gone=True)
+        digest = ""
+        if self._roster.has(tenant):
+            with suppress(BackendError):  # it is idle all the same
+                digest = short_digest(await self._fingerprint(model))
+        return Quiesced(_in_use(await self._run(model), slots), strategies=self._strategies, fingerprint=digest)
 
     async def save(self, tenant: str, args: SaveArgs) -> Saved:
         """Save one slot under a fresh name; the manifest is written last, its digest follows in the background."""
@@ -216,7 +224,14 @@ class LlamaRouter:
             raise
         self._released.discard(name)
         backend_ms = (loop.time() - began) * 1000
-        return Loaded(fingerprint.n_parallel, fingerprint.n_ctx_slot, snapshots, backend_ms)
+        return Loaded(
+            fingerprint.n_parallel,
+            fingerprint.n_ctx_slot,
+            snapshots,
+            backend_ms,
+            strategies=self._strategies,
+            fingerprint=short_digest(fingerprint),
+        )
 
     async def _readied(self, tenant: str, model: Model, *, fresh: bool) -> tuple[Fingerprint, tuple[SnapshotInfo, ...]]:
         fingerprint = await self._fingerprint(model)
@@ -356,7 +371,7 @@ class LlamaRouter:
     def _manifest(
         self, tenant: str, args: SaveArgs, fingerprint: Fingerprint, answer: SavedSlot, boot: str
     ) -> Manifest:
-        token = args.extra.get("token", 0)
+        talk = args.talk or Talk("")
         return Manifest(
             snapshot=args.name,
             tenant=tenant,
@@ -365,9 +380,12 @@ class LlamaRouter:
             tokens=answer.n_saved,
             bytes=answer.n_written,
             saved_ms=self._now_ms(),
-            strategy=str(args.extra.get("strategy", "slots")),
-            token=token if isinstance(token, int) else 0,
+            strategy=args.strategy,
+            token=args.token,
             boot=boot,
+            id=talk.id,
+            links=talk.links[-MAX_LINKS:],
+            used_ms=talk.used_ms,
         )
 
 

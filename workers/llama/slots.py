@@ -137,9 +137,9 @@ class SlotFolder:
             _log.warning("passed over in the slot folder", path=other.filename, why=other.strerror)
 
     def manifests(self, tenant: str | None = None) -> list[Manifest]:
-        """All snapshots (of one tenant), the newest first."""
+        """All snapshots (of one tenant), the last used first."""
         found = [m for m in self._all() if tenant is None or m.tenant == tenant]
-        return sorted(found, key=lambda m: (m.saved_ms, m.snapshot), reverse=True)
+        return sorted(found, key=lambda m: (m.last_ms, m.saved_ms, m.snapshot), reverse=True)
 
     def _all(self) -> Iterator[Manifest]:
         for path in self.path.glob("*" + MANIFEST_SUFFIX):
@@ -234,7 +234,7 @@ class SlotFolder:
         return Removed(restored, f"{by} holds its conversation")
 
     def prune(self, keep: Keep, now_ms: int, current: Collection[str] = ()) -> list[Removed]:
-        """Delete by age, then the oldest beyond the budget. Returns what was deleted.
+        """Delete by age, then those unused for longest beyond the budget. Returns what was deleted.
 
         The budget never takes what may be the only copy of a conversation: saves that were not restored, if they are
         among `current` or of the newest swap that left any of their tenant. Age does. A manifest whose file is gone
@@ -275,9 +275,9 @@ class SlotFolder:
 
 
 def _only_copies(manifests: Sequence[Manifest], current: Collection[str]) -> set[str]:
-    """See `prune`; `manifests` are newest first."""
+    """See `prune`."""
     unrestored = [m for m in manifests if m.restored_ms is None]
-    newest = {m.tenant: m.token for m in reversed(unrestored)}
+    newest = {m.tenant: m.token for m in sorted(unrestored, key=lambda m: m.saved_ms)}
     return {m.snapshot for m in unrestored if m.snapshot in current or m.token == newest[m.tenant]}
 
 
