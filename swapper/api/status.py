@@ -17,9 +17,10 @@ from swapper.api.context import ApiContext
 from swapper.api.leases import view_lease
 from swapper.api.problem import Problem
 from swapper.api.views import Json, card_json, conversation_json, holder_json, iso, swap_json
+from swapper.core.conversations import Conversation
 from swapper.core.explain import explain_demand
 from swapper.core.spec import TenantSpec
-from swapper.core.types import Card, Conversation, Demand, Swap, World
+from swapper.core.types import Card, Demand, Swap, World
 from swapper.errors import StoreDown
 
 READY_S = 1.0

@@ -10,7 +10,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 
-from swapper.core.types import FINAL, Card, Conversation, Lease, LeaseState, StepRecord, Swap
+from swapper.core.conversations import Conversation
+from swapper.core.types import FINAL, Card, Lease, LeaseState, StepRecord, Swap
 
 Json = dict[str, object]
 _PROCESS = re.compile(r"pid (?P<pid>\d+)(?: \((?P<name>.*)\))?")

@@ -12,20 +12,11 @@ from typing import cast
 
 from swapper.core import plan
 from swapper.core.commit import LeaseChange
+from swapper.core.conversations import Conversation, ProofResult
 from swapper.core.draft import Draft
 from swapper.core.plan import Candidate
 from swapper.core.steps import advance, enter, prove_free
-from swapper.core.types import (
-    Command,
-    Conversation,
-    Failure,
-    Fault,
-    LeaseState,
-    ProofResult,
-    Report,
-    Step,
-    StepOutcome,
-)
+from swapper.core.types import Command, Failure, Fault, LeaseState, Report, Step, StepOutcome
 
 FIRST_REST_MS = 30_000
 LONGEST_REST_MS = 600_000

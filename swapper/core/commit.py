@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from swapper.core.types import Card, Command, Conversation, Gate, LeaseState, Swap
+from swapper.core.conversations import Conversation
+from swapper.core.types import Card, Command, Gate, LeaseState, Swap
 
 _GIVEN_UP = frozenset({LeaseState.CANCELLED, LeaseState.EXPIRED, LeaseState.FAILED})
 LIFE: Mapping[LeaseState, frozenset[LeaseState]] = {

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from swapper.core.commit import Alert, Commit, LeaseChange
+from swapper.core.conversations import Conversation
 from swapper.core.spec import Spec
-from swapper.core.types import Card, Command, Conversation, Gate, Step, StepOutcome, StepRecord, Swap, World
+from swapper.core.types import Card, Command, Gate, Step, StepOutcome, StepRecord, Swap, World
 
 _SEEN = frozenset({str(Step.RELEASE), str(Step.VACATE), str(Step.LOAD)})
 """Orders that change what an agent sees, or what its readings count."""

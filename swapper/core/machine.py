@@ -14,24 +14,12 @@ from dataclasses import replace
 from swapper.core import intruder, plan, steps
 from swapper.core.answers import compensate, settle, take
 from swapper.core.commit import Commit, LeaseChange
+from swapper.core.conversations import ProofResult
 from swapper.core.draft import Draft
 from swapper.core.policy import Choice
 from swapper.core.spec import Spec
 from swapper.core.steps import enter
-from swapper.core.types import (
-    ACTIVE,
-    Card,
-    Departed,
-    Gate,
-    Hold,
-    Lease,
-    LeaseState,
-    ProofResult,
-    Report,
-    Step,
-    Swap,
-    World,
-)
+from swapper.core.types import ACTIVE, Card, Departed, Gate, Hold, Lease, LeaseState, Report, Step, Swap, World
 
 BEFORE_RELEASE = frozenset({Step.CLOSE, Step.DRAIN, Step.SAVE})
 

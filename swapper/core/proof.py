@@ -5,7 +5,7 @@ Invariant: pure; `warm` is said only where reuse was really seen, otherwise `col
 
 from __future__ import annotations
 
-from swapper.core.types import ProofResult
+from swapper.core.conversations import ProofResult
 
 CHANCE_TOKENS = 32
 """Reuse up to here proves nothing: any two prompts of one chat template share its first tokens (10 were seen)."""

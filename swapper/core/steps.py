@@ -11,9 +11,10 @@ from dataclasses import asdict, replace
 
 from swapper.core import plan
 from swapper.core.commit import LeaseChange
+from swapper.core.conversations import ProofResult
 from swapper.core.draft import Draft
 from swapper.core.spec import Spec
-from swapper.core.types import LeaseState, ProofResult, Step, StepOutcome, Swap, World
+from swapper.core.types import LeaseState, Step, StepOutcome, Swap, World
 
 RELEASE_LIMIT_MS = 30_000
 CUT_LIMIT_MS = 30_000

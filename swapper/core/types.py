@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from swapper.core.conversations import Conversation, Keeping
+
 
 class LeaseState(StrEnum):
     """Life of a lease; see ACTIVE and FINAL for the two named sets."""
@@ -107,35 +109,6 @@ class Lease:
     def whole(self) -> bool:
         """True when the lease excludes every tenant and holder beside it."""
         return self.request.vram_mib is None
-
-
-class ProofResult(StrEnum):
-    """What is known of a restored conversation: nothing yet, reuse was seen, or it was read again."""
-
-    UNPROVED = "unproved"
-    WARM = "warm"
-    COLD = "cold"
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """One conversation in one swap: what was saved of it and what came back.
-
-    `snapshot` is the file name inside the tenant's slot folder; `tokens` and `bytes` are the server's own figures.
-    `slot` is where it lies now (the saved slot in a swap out, the restored one in a swap back).
-    """
-
-    tenant: str
-    slot: int
-    snapshot: str
-    tokens: int
-    bytes: int
-    strategy: str = "slots"
-    saved: bool = False
-    restored: bool = False
-    result: ProofResult | None = None
-    cache_n: int | None = None
-    reason: str | None = None
 
 
 class StepOutcome(StrEnum):
@@ -248,6 +221,8 @@ class Swap:
     pending: tuple[Command, ...] = ()
     steps: tuple[StepRecord, ...] = ()
     conversations: tuple[Conversation, ...] = ()
+    known: tuple[Conversation, ...] = ()
+    tends: str | None = None
     back: bool = False
     forced_ms: int | None = None
     retried: tuple[str, ...] = ()
@@ -320,7 +295,7 @@ class Card:
     `return_to` are the residents it had before it left serving, None when there is nothing to go back to, and
     `return_lease` the lease that displaced them. `failed` names the tenants that could not be loaded. `ordered` is the
     newest (token, n) at an agent that changes what is seen: what was seen before it was carried out is old. `saved`:
-    conversations of tenants that left, until these are loaded again.
+    conversations of tenants that left, until these are loaded again. `keeping`: how each tenant's are kept.
     """
 
     name: str
@@ -335,6 +310,7 @@ class Card:
     failed: Mapping[str, Failure] = field(default_factory=dict[str, Failure])
     ordered: tuple[int, int] = (0, 0)
     saved: tuple[Conversation, ...] = ()
+    keeping: Mapping[str, Keeping] = field(default_factory=dict[str, Keeping])
 
     @property
     def whole(self) -> Hold | None:

@@ -15,7 +15,8 @@ from typing import cast
 import msgspec
 
 from swapper.core.commit import Alert, Commit, LeaseChange
-from swapper.core.types import Card, Command, Conversation, Demand, Gate, Lease, LeaseRequest, LeaseState, Report, Swap
+from swapper.core.conversations import Conversation
+from swapper.core.types import Card, Command, Demand, Gate, Lease, LeaseRequest, LeaseState, Report, Swap
 from swapper.store.protocol import StoredEvent
 
 _ENCODER = msgspec.json.Encoder()

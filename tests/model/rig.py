@@ -14,6 +14,7 @@ from itertools import pairwise
 from swapper.core import machine, plan, turn
 from swapper.core.apply import apply
 from swapper.core.commit import Commit, Committed
+from swapper.core.conversations import ProofResult
 from swapper.core.spec import Spec
 from swapper.core.types import (
     ACTIVE,
@@ -23,7 +24,6 @@ from swapper.core.types import (
     Lease,
     LeaseRequest,
     LeaseState,
-    ProofResult,
     Report,
     StepOutcome,
     Swap,

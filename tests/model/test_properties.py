@@ -17,8 +17,9 @@ from hypothesis.stateful import (
 )
 
 from swapper.core.commit import Commit
+from swapper.core.conversations import ProofResult
 from swapper.core.spec import CardSpec, PolicySpec, Spec, TenantSpec
-from swapper.core.types import FINAL, Gate, LeaseRequest, ProofResult, Step, WorkClass, World
+from swapper.core.types import FINAL, Gate, LeaseRequest, Step, WorkClass, World
 from tests.model.rig import Rig
 from tests.support.play import DRAIN
 

@@ -10,7 +10,8 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from swapper.core.types import ACTIVE, Card, Conversation, Lease, LeaseState, ProofResult, Report, StepOutcome, Swap
+from swapper.core.conversations import Conversation, ProofResult
+from swapper.core.types import ACTIVE, Card, Lease, LeaseState, Report, StepOutcome, Swap
 from swapper.store import codec
 from swapper.store.memory_library import Library
 from swapper.store.memory_streams import NOTHING, Id, written

@@ -14,7 +14,7 @@ import pytest
 
 import workers.verbs
 from swapper.core import machine
-from swapper.core.types import ProofResult
+from swapper.core.conversations import ProofResult
 from swapper.gateway import proof
 from swapper.store.memory_library import Library
 from workers import marks

@@ -9,16 +9,15 @@ import msgspec
 import pytest
 
 from swapper.core.commit import LIFE, Alert, Commit, Committed, Conflict, LeaseChange
+from swapper.core.conversations import Conversation, ProofResult
 from swapper.core.types import (
     Card,
     Command,
-    Conversation,
     Failure,
     Fault,
     Gate,
     Hold,
     LeaseState,
-    ProofResult,
     Step,
     StepOutcome,
     StepRecord,

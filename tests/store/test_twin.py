@@ -16,18 +16,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from swapper.core.commit import Alert, Commit, LeaseChange
+from swapper.core.conversations import Conversation, ProofResult
 from swapper.core.types import (
     ACTIVE,
     Card,
     Command,
-    Conversation,
     Demand,
     Failure,
     Gate,
     Hold,
     LeaseRequest,
     LeaseState,
-    ProofResult,
     Report,
     Step,
     Swap,

@@ -15,9 +15,9 @@ from swapper.api.ids import lease_id
 from swapper.api.views import conversation_json
 from swapper.client.sse import Message, messages
 from swapper.core.commit import Commit, Committed
+from swapper.core.conversations import Conversation
 from swapper.core.types import (
     Card,
-    Conversation,
     Demand,
     Departed,
     Fault,

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from swapper.core.conversations import ProofResult
 from swapper.core.proof import judge
-from swapper.core.types import ProofResult
 from swapper.gateway.proof import TAIL_BYTES, Reuse, SlotLine, Tail, pick_slot
 from tests.unit.gateway_doubles import event
 

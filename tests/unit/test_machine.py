@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from swapper.core.types import LeaseState, ProofResult, Step
+from swapper.core.conversations import ProofResult
+from swapper.core.types import LeaseState, Step
 from tests.support.play import GIB, MED, SLOTS, SMALL, Play, granted, offers, spec, tenant
 
 

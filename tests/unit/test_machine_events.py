@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from swapper.core import machine
-from swapper.core.types import Gate, LeaseState, ProofResult, Report, Step, StepOutcome
+from swapper.core.conversations import ProofResult
+from swapper.core.types import Gate, LeaseState, Report, Step, StepOutcome
 from tests.support.play import GIB, MED, SLOTS, SMALL, Play, granted, offers, spec, tenant
 
 

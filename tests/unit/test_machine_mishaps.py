@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from swapper.core import machine
+from swapper.core.conversations import ProofResult
 from swapper.core.explain import explain_lease
-from swapper.core.types import Gate, LeaseState, ProofResult, Report
+from swapper.core.types import Gate, LeaseState, Report
 from tests.support.play import GIB, MED, SMALL, Play, granted, spec, tenant
 
 
