@@ -6,6 +6,7 @@ Invariant: looks, and changes nothing: no server is started, no model is loaded 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 from collections.abc import AsyncIterator, Mapping
@@ -21,6 +22,9 @@ from swapper.config.advice import advise, advise_live, model_options
 from swapper.errors import ConfigError, StoreDown
 
 _TIMEOUT_S = 5.0
+_SWAPPER = (
+    "a swapper answers there and no llama-server: write the router's own address; swapper's clients come to `listen`"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +101,14 @@ async def _server(
         return
     try:
         models, props = await _ask(entry, environ)
-    except (OSError, TimeoutError, ValueError) as error:
+    except ValueError as error:
+        why = _SWAPPER if await _is_swapper(entry.url) else str(error)
+        yield Finding(True, f"tenants.{server}.url: {entry.url}: {why}")
+        return
+    except (OSError, TimeoutError) as error:
         if entry.control != "command":
             why = str(error) or "no answer in time"
-            mend = "" if isinstance(error, ValueError) else "; start the server, or correct the address"
-            yield Finding(True, f"tenants.{server}.url: {entry.url}: {why}{mend}")
+            yield Finding(True, f"tenants.{server}.url: {entry.url}: {why}; start the server, or correct the address")
         return
     for one in advise_live(config, server, models, props):
         yield Finding(one.error, str(one))
@@ -137,7 +144,7 @@ async def _ask(entry: TenantEntry, environ: Mapping[str, str]) -> tuple[list[dic
         for path in ("/models", "/props"):
             try:
                 async with session.get(f"{entry.url}{path}", params={"autoload": "false"}) as answer:
-                    body: object = await answer.json(content_type=None)
+                    body = _json(path, answer.status, await answer.read())
             except aiohttp.ClientConnectorError as error:
                 raise OSError(error.os_error.strerror or str(error)) from None
             except aiohttp.ClientError as error:
@@ -153,6 +160,28 @@ async def _ask(entry: TenantEntry, environ: Mapping[str, str]) -> tuple[list[dic
             "this llama-server serves one model and is no router: start it with --models-preset FILE and without -m"
         )
     return cast("list[dict[str, Any]]", models), answers[1]
+
+
+def _json(path: str, status: int, raw: bytes) -> object:
+    try:
+        return json.loads(raw)
+    except ValueError:
+        raise ValueError(f"{path} answered {status} and no JSON; is it a llama-server in router mode?") from None
+
+
+async def _is_swapper(url: str) -> bool:
+    """Whether what answers there is a swapper; with keys it tells so when it asks for one."""
+    import aiohttp
+
+    timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+    try:
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(f"{url}/ready") as answer:
+            if 'realm="swapper"' in answer.headers.get("WWW-Authenticate", ""):
+                return True
+            body: object = await answer.json(content_type=None)
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+        return False
+    return isinstance(body, dict) and {"ready", "reasons"} <= cast("dict[str, object]", body).keys()
 
 
 def _nearest(folder: Path) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from swapper.config.schema import CardEntry, Document, SnapshotsEntry, TenantEntry
 from swapper.config.source import Source
@@ -29,6 +30,8 @@ _KEPT = {
 }
 
 _COMMON = frozenset({"kind", "control", "card", "evict", "grace"})
+_EVERY = frozenset({"0.0.0.0", "::"})
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _ROUTER = _COMMON | {"command", "url", "api_key_env", "preset", "slot_dir", "path_map", "snapshots", "models"}
 
 
@@ -115,7 +118,24 @@ def _tenants(document: Document, source: Source, environ: Mapping[str, str]) -> 
             if key not in _ROUTER and entry.control in CONTROLS:
                 yield (*loc, key), f"is not a key of kind {entry.kind} with control {entry.control}"
         yield from _router(entry, loc, environ)
+        if entry.url is not None and _is_own(document.listen, entry.url):
+            said = f"is swapper's own address (listen: {document.listen}); write that of the llama-server router"
+            yield (*loc, "url"), f"{said}, and give the two different ports"
         yield from _models(document, name, entry)
+
+
+def _is_own(listen: str, url: str) -> bool:
+    """Whether calls to `url` would come to who listens at `listen`, as far as the texts tell."""
+    host, _, port = listen.rpartition(":")
+    host = host.strip("[]")
+    parts = urlsplit(url)
+    there = (parts.hostname or "").rstrip(".")
+    try:
+        number = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        return False
+    same = there == host or (there in _LOOPBACK | _EVERY and host in _LOOPBACK | _EVERY)
+    return same and number == int(port)
 
 
 def _router(entry: TenantEntry, loc: Loc, environ: Mapping[str, str]) -> Iterator[Said]:

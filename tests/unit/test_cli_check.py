@@ -6,9 +6,12 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from swapper.config import ApiKey
+from tests.support.api import key, served
 from tests.unit.test_cli import swapper
 
 MODELS = {"data": [{"id": "med", "status": {"value": "unloaded", "args": ["--port", "0"]}}]}
@@ -64,3 +67,29 @@ async def test_a_model_file_that_is_not_there_is_told_before_its_load_fails(tmp_
     async with answering({"role": "router", "max_instances": 0, "models_autoload": False}) as url:
         result = await swapper("check", "-c", config(tmp_path, url, "presets.ini"))
     assert f"[med] model = {absent}: no such file here" in result.stdout
+
+
+@pytest.mark.parametrize("keys", [(), (key("ann", "admin"),)], ids=["without keys", "with keys"])
+async def test_a_swapper_at_the_address_of_a_router_is_told_as_such(tmp_path: Path, keys: tuple[ApiKey, ...]) -> None:
+    async with served(keys) as api:
+        result = await swapper("check", "-c", config(tmp_path, api.url))
+    assert result.exit_code == 1
+    assert f"error: tenants.llama.url: {api.url}: a swapper answers there and no llama-server" in result.stdout
+
+
+async def test_what_is_neither_is_told_by_what_it_answered_also_where_swapper_would_start_the_router(
+    tmp_path: Path,
+) -> None:
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(text="<html>It works</html>")
+
+    app = web.Application()
+    app.add_routes([web.get("/{any:.*}", page)])
+    async with TestServer(app) as server:
+        path = config(tmp_path, str(server.make_url("")).rstrip("/"))
+        attached = await swapper("check", "-c", path)
+        text = Path(path).read_text().replace("kind:", "control: command\n    command: [sh]\n    kind:")
+        Path(path).write_text(text)
+        started = await swapper("check", "-c", path)
+    assert "/models answered 200 and no JSON; is it a llama-server in router mode?" in attached.stdout
+    assert "/models answered 200 and no JSON; is it a llama-server in router mode?" in started.stdout

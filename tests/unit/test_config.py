@@ -204,6 +204,27 @@ def test_sections_that_do_not_fit_each_other_are_told(old: str, new: str, said: 
     assert said in "\n".join(problems(GOOD.replace(old, new)))
 
 
+@pytest.mark.parametrize(
+    ("listen", "url"),
+    [
+        ("127.0.0.1:9292", "http://127.0.0.1:9292"),
+        ("127.0.0.1:9292", "http://localhost:9292/"),
+        ("0.0.0.0:9292", "http://127.0.0.1:9292"),
+        ("'[::]:9292'", "'http://[::1]:9292'"),
+        ("gpu.lan:80", "http://gpu.lan"),
+    ],
+)
+def test_a_router_at_swappers_own_address_is_told(listen: str, url: str) -> None:
+    text = GOOD.replace("127.0.0.1:9292", listen).replace("http://127.0.0.1:8080", url)
+    [said] = problems(text)
+    assert said.startswith("swapper.yaml:10: tenants.llama.url: is swapper's own address (listen: ")
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9293", "http://gpu2.lan:9292", "https://127.0.0.1", "http://h:x"])
+def test_a_router_elsewhere_is_not_taken_for_swapper(url: str) -> None:
+    assert parsed(GOOD.replace("http://127.0.0.1:8080", url)).tenants["llama"].url == url
+
+
 def test_a_gpu_belongs_to_one_card() -> None:
     (said,) = problems(GOOD.replace("tenants:", "  both: {vram: 48GiB, index: [0, 1]}\ntenants:"))
     assert said == "swapper.yaml:4: cards.both.index: GPU 0 is already in card gpu0; a GPU belongs to one card"
