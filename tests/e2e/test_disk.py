@@ -1,17 +1,16 @@
-"""No room: under the state folder nothing is decided until there is some, and a save that finds none is stated cold."""
+"""No room under the state folder: nothing is decided until there is some, and all that was goes on then."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
 
 import psutil
 import pytest
 
 from swapper.demo.models import make_models
 from swapper.store import embedded
-from tests.support.disk import SmallDisk, limit_files
+from tests.support.disk import SmallDisk
 from tests.support.matrix import (
     BACK_S,
     STORY,
@@ -19,14 +18,12 @@ from tests.support.matrix import (
     Held,
     accounted,
     back,
-    child_of,
     eventually,
     granted,
     status_of,
     warm,
 )
 from tests.support.router import RealRouter
-from tests.support.server import Json
 
 
 @pytest.fixture
@@ -100,17 +97,3 @@ def given_up(server: Held) -> None:
         return not open_
 
     eventually(look, "no lease is left")
-
-
-def test_without_room_for_a_save_its_conversation_is_stated_cold_and_the_lease_is_granted(server: Held) -> None:
-    server.start()
-    back(server, "llama/alpha")
-    server.chat("alpha", STORY)
-    limit_files(child_of(psutil.Process(server.router.pid)), 4096)
-    with Client(server) as client:
-        lease = granted(client.lease("job"))
-        (lost,) = cast("list[Json]", server.get(f"/api/swaps/{lease['swap_id']}")["conversations"])
-        assert (lost["saved"], lost["result"], bool(lost["reason"])) == (False, "cold", True)
-        client.release(lease).result(BACK_S)
-        back(server, "llama/alpha")
-        assert server.chat("alpha", STORY)["choices"]
