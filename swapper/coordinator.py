@@ -1,9 +1,9 @@
 """The coordinator: reads what happened, asks the core, commits what it decided. The only place that runs the machine.
 
-Invariant: it keeps nothing that the store does not have, except what agents saw (which they say again) and since when a
-card is idle. Every commit is made on a World read just before; a conflict means somebody else moved, so it reads and
-decides again. It may be killed at any line: commands travel in the commit that causes them, and `resume` sends what is
-pending again.
+Invariant: it keeps nothing that the store does not have, except what agents saw (which they say again), since when a
+card is idle, and how its own clock stood to the store's. Every commit is made on a World read just before; a conflict
+means somebody else moved, or the store's clock did, so it reads and decides again. It may be killed at any line:
+commands travel in the commit that causes them, and `resume` sends what is pending again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import cast
 
 import structlog
 
-from swapper.core import machine, rollback, turn
+from swapper.core import clock, machine, rollback, turn
 from swapper.core.apply import apply
 from swapper.core.commit import Commit, Committed
 from swapper.core.spec import Spec
@@ -59,8 +59,8 @@ class Coordinator:
         self._after = "$"
         self._caught_up = False
         self._world: World | None = None
-        self._read_at, self._read_ms = 0.0, 0
-        self._last_turn_ms: int | None = None
+        self._looked: clock.Look | None = None
+        self._turned_ms: int | None = None
         self._token = 0
         self.seen = Seen()
         self.listening = asyncio.Event()
@@ -92,21 +92,20 @@ class Coordinator:
 
     async def _extend(self) -> None:
         """No lease ages while nobody could have heard its heartbeat."""
-        await self._decide(machine.extend_after_gap)
-        self._last_turn_ms = (await self._look()).now_ms
+        await self._decide(lambda world: clock.moved(world, self._spec))
+        self._turned_ms = _own_ms()
 
     async def _turn(self) -> None:
         """Wait for something to happen or to fall due, then bring every card to rest."""
         inputs = await self._store.inputs(after=self._after, block_ms=await self._patience())
         self._after = inputs.last
         self._age(inputs)
-        now_ms = (await self._look()).now_ms
-        if self._last_turn_ms is not None and now_ms - self._last_turn_ms > GAP_MS:
-            log.warning(
-                "a gap in our service; leases get their time back", seconds=(now_ms - self._last_turn_ms) / 1000
-            )
+        await self._look()
+        passed_ms = 0 if self._turned_ms is None else _own_ms() - self._turned_ms
+        if passed_ms > GAP_MS:
+            log.warning("a gap in our service; leases get their time back", seconds=passed_ms / 1000)
             await self._extend()
-        self._last_turn_ms = now_ms
+        self._turned_ms = _own_ms()
         answers: list[Report] = []
         for report in inputs.reports:
             if report.token and report.outcome != "refused":
@@ -130,19 +129,40 @@ class Coordinator:
 
         Everything else that changes the store wakes us, save heartbeats, and an expiry is checked by the store itself.
         """
-        elapsed_ms = int((asyncio.get_running_loop().time() - self._read_at) * 1000)
-        if self._world is None or inputs.woken or not inputs.reports or elapsed_ms > LOOK_MS:
+        elapsed_ms = 0 if self._looked is None else _own_ms() - self._looked.after_ms
+        if self._world is None or self._looked is None or inputs.woken or not inputs.reports or elapsed_ms > LOOK_MS:
             self._world = None
         else:
-            self._world = replace(self._world, now_ms=max(self._world.now_ms, self._read_ms + elapsed_ms))
+            self._world = replace(self._world, now_ms=max(self._world.now_ms, self._looked.store_ms + elapsed_ms))
 
     async def _look(self) -> World:
-        """The store's view: what we commit is applied to it, and after a conflict it is read again."""
-        if self._world is None:
-            self._world = await self._store.read()
-            self._token = max(self._token, self._world.token)
-            self._read_at, self._read_ms = asyncio.get_running_loop().time(), self._world.now_ms
+        """The store's view: what we commit is applied to it, and after a conflict it is read again.
+
+        Nothing is decided on a clock that was stepped before the records have followed it.
+        """
+        while self._world is None:
+            before_ms = _own_ms()
+            world = await self._store.read()
+            look = clock.Look(world.now_ms, world.stepped_ms, before_ms, _own_ms())
+            step_ms = 0 if self._looked is None else clock.step_between(self._looked, look)
+            if step_ms:
+                await self._step(world, look, step_ms)
+                continue
+            followed_ms = 0 if self._looked is None else look.stepped_ms - self._looked.stepped_ms
+            self._idle_since = {card: ms + followed_ms for card, ms in self._idle_since.items()}
+            self._token = max(self._token, world.token)
+            self._looked, self._world = look, world
         return self._world
+
+    async def _step(self, world: World, look: clock.Look, step_ms: int) -> None:
+        """The store's clock was stepped: its records follow, once, also where two coordinators saw it."""
+        commit = clock.moved(world, self._spec, step_ms)
+        assert commit is not None  # a step is told in any case
+        answer = await self._store.commit(replace(commit, between_ms=clock.between(look, _own_ms())))
+        if isinstance(answer, Committed):
+            log.warning("the store's clock was stepped", seconds=step_ms / 1000)
+        else:
+            await asyncio.sleep(CONFLICT_S)
 
     async def _hear(self, report: Report) -> None:
         """Everything but the answers that a swap waits for."""
@@ -241,7 +261,7 @@ class Coordinator:
             if commit is None:
                 return False
             self._world = None
-            if isinstance(await self._store.commit(commit), Committed):
+            if isinstance(await self._store.commit(self._now(commit)), Committed):
                 self._world = apply(world, commit)
                 self._token = max(self._token, self._world.token)
                 self._remember(world, commit)
@@ -249,6 +269,10 @@ class Coordinator:
         log.warning("gave up after conflicts; what is pending is sent again", tries=RETRIES)
         self._caught_up = False
         return False
+
+    def _now(self, commit: Commit) -> Commit:
+        """The commit, good for about now: what it stamps is of the clock it was decided by."""
+        return commit if self._looked is None else replace(commit, between_ms=clock.between(self._looked, _own_ms()))
 
     def _remember(self, world: World, commit: Commit) -> None:
         for card in commit.cards:
@@ -259,6 +283,11 @@ class Coordinator:
                 log.info("swap started", swap=after.id, card=card.name, token=after.token)
         for alert in commit.alerts:
             log.warning("alert", card=alert.card, text=alert.text)
+
+
+def _own_ms() -> int:
+    """Our own clock, which nobody steps, ms."""
+    return int(asyncio.get_running_loop().time() * 1000)
 
 
 def _log_end(swap: Swap, now_ms: int) -> None:

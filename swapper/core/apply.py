@@ -23,12 +23,18 @@ def apply(world: World, commit: Commit) -> World:
     after = replace(
         world, cards={**world.cards, **cards}, gates={**world.gates, **commit.gates}, leases=_visible(leases)
     )
-    return replace(after, queued=after.queued + _joined_queue(world, commit), token=max((world.token, *commit.tokens)))
+    return replace(
+        after,
+        queued=after.queued + _joined_queue(world, commit),
+        token=max((world.token, *commit.tokens)),
+        stepped_ms=world.stepped_ms if commit.stepped is None else commit.stepped[1],
+    )
 
 
 def changed(lease: Lease, change: LeaseChange, now_ms: int) -> Lease:
     """One lease after a change: fields given, the times the store stamps; the card asked for when it waits again."""
-    fields: dict[str, object] = {
+    fields = {} if change.shift_ms is None else _shifted(lease, change.shift_ms, now_ms)
+    fields |= {
         name: value
         for name in ("state", "reason", "token", "card", "swap_id", "explain", "revoke_ms")
         if (value := getattr(change, name)) is not None
@@ -41,9 +47,15 @@ def changed(lease: Lease, change: LeaseChange, now_ms: int) -> Lease:
             fields["card"] = lease.request.card or None
         elif change.state not in ACTIVE:
             fields["ended_ms"] = now_ms
-    if change.extend_to_ms is not None and expires_ms is not None:
-        expires_ms = max(expires_ms, change.extend_to_ms)
+    if change.lives_ms is not None and expires_ms is not None:
+        expires_ms = now_ms + change.lives_ms
     return replace(lease, expires_ms=expires_ms, **fields)  # pyright: ignore[reportArgumentType]
+
+
+def _shifted(lease: Lease, shift_ms: int, now_ms: int) -> dict[str, object]:
+    began = {"created_ms": lease.created_ms, "granted_ms": lease.granted_ms}
+    fields: dict[str, object] = {name: min(ms + shift_ms, now_ms) for name, ms in began.items() if ms is not None}
+    return fields if lease.revoke_ms is None else fields | {"revoke_ms": lease.revoke_ms + shift_ms}
 
 
 def _visible(leases: Mapping[str, Lease]) -> dict[str, Lease]:

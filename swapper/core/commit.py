@@ -28,7 +28,8 @@ class LeaseChange:
 
     `expect`: the states it may be in. `only_if_expired`: the store also checks `expires_ms <= now`.
     The store stamps `granted_ms` and the first `expires_ms` on a grant and `ended_ms` on an end, with its own clock.
-    `extend_to_ms` moves `expires_ms` (never back).
+    `lives_ms`: what has an expiry expires so far from the store's now. `shift_ms` moves `created_ms`, `granted_ms` (no
+    further than to now) and `revoke_ms`.
     """
 
     id: str
@@ -40,7 +41,8 @@ class LeaseChange:
     swap_id: str | None = None
     explain: str | None = None
     revoke_ms: int | None = None
-    extend_to_ms: int | None = None
+    lives_ms: int | None = None
+    shift_ms: int | None = None
     only_if_expired: bool = False
 
 
@@ -58,6 +60,9 @@ class Commit:
     """Cards (each with the version it was read at; the store writes version + 1), leases, swaps, gates, commands.
 
     `tokens` are those this decision gives out, rising: the counter must still be below the first, and becomes the last.
+    `between_ms`: what the store's clock must show, else it was stepped since, and nobody has said so yet.
+    `stepped`: what World.stepped_ms must be, and what it becomes. `members_ms`: every gateway that is a member, or was
+    one before a step ahead, is one so far from the store's now.
 
     Every card, lease and swap written becomes an event with its after-image, every conversation and alert an event
     of its own, and commands reach their executors' outboxes, all in the same atomic write.
@@ -71,6 +76,9 @@ class Commit:
     conversations: tuple[Conversation, ...] = ()
     alerts: tuple[Alert, ...] = ()
     tokens: tuple[int, ...] = ()
+    between_ms: tuple[int, int] | None = None
+    stepped: tuple[int, int] | None = None
+    members_ms: int | None = None
 
     def then(self, later: Commit) -> Commit | None:
         """Both as one write, `later` decided on what this one leaves; None where a lease would change twice.
@@ -93,6 +101,9 @@ class Commit:
             conversations=(*self.conversations, *later.conversations),
             alerts=(*self.alerts, *later.alerts),
             tokens=(*self.tokens, *later.tokens),
+            between_ms=later.between_ms or self.between_ms,
+            stepped=later.stepped or self.stepped,
+            members_ms=later.members_ms or self.members_ms,
         )
 
 
@@ -103,6 +114,6 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Nothing was written; `what` (a card, a lease, a gate, the tokens) had moved on. Read and decide again."""
+    """Nothing was written; `what` (a card, lease, gate, the tokens or clock) had moved on. Read and decide again."""
 
     what: str

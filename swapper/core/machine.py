@@ -350,22 +350,7 @@ def on_proof(card: Card, swap: Swap, report: Report) -> Commit | None:
     return None
 
 
-def extend_after_gap(world: World, floor_ms: int = 30_000) -> Commit | None:
-    """After a gap in our service no lease expires before max(ttl, 30 s) from now."""
-    changes = tuple(
-        LeaseChange(
-            lease.id,
-            expect=frozenset({LeaseState.GRANTED}),
-            extend_to_ms=world.now_ms + max(lease.request.ttl_ms, floor_ms),
-        )
-        for lease in world.leases.values()
-        if lease.state is LeaseState.GRANTED
-    )
-    return Commit(leases=changes) if changes else None
-
-
 __all__ = [
-    "extend_after_gap",
     "on_gate_ahead",
     "on_gate_refused",
     "on_hello",

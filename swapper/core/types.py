@@ -354,6 +354,7 @@ class World:
     `leases` holds every preparing and granted lease, the heads of the queue in (class rank, seq) order, and every
     lease whose expiry or deadline has passed. `gateways` are the live gateway processes, `next_due_ms` the earliest
     expiry or deadline still ahead. `token` is the one counter of tokens: the highest ever given out or reported.
+    `stepped_ms`: how far the store's clock was stepped in all, as far as its records have followed (core/clock.py).
     """
 
     now_ms: int
@@ -365,6 +366,7 @@ class World:
     gateways: tuple[str, ...] = ()
     gates: Mapping[str, Gate] = field(default_factory=dict[str, Gate])
     token: int = 0
+    stepped_ms: int = 0
 
     @property
     def next_token(self) -> int:

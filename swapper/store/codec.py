@@ -158,7 +158,8 @@ def _change(change: LeaseChange) -> dict[str, object]:
         "swap_id": change.swap_id,
         "explain": change.explain,
         "revoke_ms": change.revoke_ms,
-        "extend_to_ms": change.extend_to_ms,
+        "lives_ms": change.lives_ms,
+        "shift_ms": change.shift_ms,
         "only_if_expired": "1" if change.only_if_expired else None,
     }
     fields: dict[str, object] = {name: str(value) for name, value in given.items() if value is not None}
@@ -241,6 +242,9 @@ def commit(value: Commit) -> str:
             "gates": [_gate(tenant, gate) for tenant, gate in value.gates.items()],
             "commands": [{"executor": order.executor, "doc": encode(order)} for order in value.commands],
             "tokens": [str(token) for token in value.tokens],
+            "between": [str(ms) for ms in value.between_ms or ()],
+            "stepped": [str(ms) for ms in value.stepped or ()],
+            "members": optional(value.members_ms),
             "said": said(value),
         }
     )

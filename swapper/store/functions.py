@@ -134,7 +134,7 @@ class Functions(ABC):
         earliest expiry, end of max_hold, revocation, deadline, `not_before` or end of a membership still ahead.
         """
         answer = await self._call("read", codec.optional(now_ms))
-        now, cards, rows, queued, due, gateways, records, gates, token = answer
+        now, cards, rows, queued, due, gateways, records, gates, token, stepped = answer
         leases = sorted((codec.lease_image(*row) for row in rows), key=codec.order)
         documents = [codec.card(text) for text in cards]
         return World(
@@ -147,6 +147,7 @@ class Functions(ABC):
             gateways=tuple(gateways),
             gates=codec.gates(gates),
             token=int(token),
+            stepped_ms=int(stepped),
         )
 
     async def commit(self, commit: Commit, *, now_ms: int | None = None) -> Committed | Conflict:

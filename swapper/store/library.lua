@@ -23,6 +23,7 @@ Keys. Everything lives under one prefix P with a hash tag, `{swapper}` by defaul
   P:holds           hash name -> ids of the leases that hold or prepare the card, a space between two
   P:swap:ID         hash doc, card, v                       P:swaps      zset: order of birth (P:births), 1,000 kept
   P:gates           hash tenant -> `EPOCH:0|1`              P:token      the one counter of tokens
+  P:stepped         ms: how far the clock was stepped in all, as far as the records have followed
   P:gateways        zset: when each membership ends, ms     P:demand     hash gateway -> its Demand records, a document
   P:inputs          stream for the coordinator: r = a list of Reports, a document, or w = look again
   P:out:EXECUTOR    stream of Command documents (c), gone a week after the last
@@ -233,10 +234,19 @@ local function refusal(lease, wanted, now)
   return nil
 end
 
+-- The times of a lease as they are after a step of the clock: what began lies never ahead.
+local function shifted(lease, shift, now)
+  if not shift then return {} end
+  local fields = { created_ms = int(math.min(tonumber(lease.created_ms) + shift, now)) }
+  if lease.granted_ms then fields.granted_ms = int(math.min(tonumber(lease.granted_ms) + shift, now)) end
+  if lease.revoke_ms then fields.revoke_ms = int(tonumber(lease.revoke_ms) + shift) end
+  return fields
+end
+
 local function apply(p, lease, wanted, now)
-  local fields = {}
+  local fields = shifted(lease, tonumber(wanted.shift_ms), now)
   for _, name in ipairs({ 'state', 'reason', 'token', 'card', 'swap_id', 'explain', 'revoke_ms' }) do
-    fields[name] = wanted[name]
+    fields[name] = wanted[name] or fields[name]
   end
   local expires = tonumber(lease.expires_ms)
   if wanted.state and wanted.state ~= lease.state then
@@ -253,7 +263,7 @@ local function apply(p, lease, wanted, now)
       fields.ended_ms = int(now)
     end
   end
-  if wanted.extend_to_ms and expires then expires = math.max(expires, tonumber(wanted.extend_to_ms)) end
+  if wanted.lives_ms and expires then expires = now + tonumber(wanted.lives_ms) end
   fields.expires_ms = expires and int(expires)
   change(p, lease, fields)
 end
@@ -291,9 +301,24 @@ local function write_documents(p, c)
   for _, said in ipairs(c.said) do emit(p, said.type, said.subject, '0', said.doc) end
 end
 
+-- Memberships that have not ended, by the clock before a step ahead or after it, last so long from now.
+local function renew_members(p, now, step, lasts)
+  local since = now - math.max(step, 0)
+  for _, gateway in ipairs(redis.call('ZRANGEBYSCORE', p .. ':gateways', '(' .. int(since), '+inf')) do
+    redis.call('ZADD', p .. ':gateways', int(now + lasts), gateway)
+  end
+end
+
+-- Whether the clock shows what the decision takes it to show, its steps counted.
+local function clock_moved(p, now, c)
+  if c.between[1] and (now < tonumber(c.between[1]) or now > tonumber(c.between[2])) then return true end
+  return c.stepped[1] and (redis.call('GET', p .. ':stepped') or '0') ~= c.stepped[1]
+end
+
 -- now commit (JSON; every value in it a string)
 local function commit(keys, a)
   local p, now, c = keys[1], clock(a[1]), cjson.decode(a[2])
+  if clock_moved(p, now, c) then return { 'conflict', 'clock' } end
   for _, card in ipairs(c.cards) do
     local version = redis.call('HGET', p .. ':versions', card.name) or '0'
     if version ~= card.version then return { 'conflict', 'card ' .. card.name } end
@@ -315,6 +340,11 @@ local function commit(keys, a)
     if conflict then return { 'conflict', conflict } end
   end
   if c.tokens[1] then redis.call('SET', p .. ':token', c.tokens[#c.tokens]) end
+  if c.stepped[1] then redis.call('SET', p .. ':stepped', c.stepped[2]) end
+  if c.members ~= '' then
+    local step = c.stepped[1] and tonumber(c.stepped[2]) - tonumber(c.stepped[1]) or 0
+    renew_members(p, now, step, tonumber(c.members))
+  end
   for i, wanted in ipairs(c.leases) do apply(p, leases[i], wanted, now) end
   write_documents(p, c)
   return { 'ok' }

@@ -60,6 +60,7 @@ class Library:
         self._gateways: dict[str, int] = {}
         self._demand: dict[str, str] = {}
         self._token = 0
+        self._stepped_ms = 0
 
     def copy(self) -> Library:
         """All of it as it is now; what is written to one of the two is not in the other."""
@@ -67,7 +68,7 @@ class Library:
         other.streams, other.leases = self.streams.copy(), self.leases.copy()
         other._cards, other._swaps, other._gates = {**self._cards}, {**self._swaps}, {**self._gates}
         other._keys, other._gateways, other._demand = {**self._keys}, {**self._gateways}, {**self._demand}
-        other._token = self._token
+        other._token, other._stepped_ms = self._token, self._stepped_ms
         return other
 
     def enqueue(
@@ -143,6 +144,7 @@ class Library:
             gateways=tuple(live),
             gates={**self._gates},
             token=self._token,
+            stepped_ms=self._stepped_ms,
         )
 
     def commit(self, now_ms: int, commit: Commit) -> Committed | Conflict:
@@ -153,6 +155,10 @@ class Library:
             return Conflict(conflict)
         if commit.tokens:
             self._token = commit.tokens[-1]
+        if commit.members_ms is not None:
+            self._renew_members(now_ms, commit.stepped, commit.members_ms)
+        if commit.stepped is not None:
+            self._stepped_ms = commit.stepped[1]
         for change in commit.leases:
             lease = self.leases.get(change.id)
             assert lease is not None  # refused() saw it
@@ -210,7 +216,18 @@ class Library:
         """Make the coordinator look again."""
         self.streams.add("inputs", ("w", "1"), keep=INPUTS)
 
+    def _renew_members(self, now_ms: int, stepped: tuple[int, int] | None, lasts_ms: int) -> None:
+        """Memberships that have not ended, by the clock before a step ahead or after it, last so long from now."""
+        step_ms = 0 if stepped is None else stepped[1] - stepped[0]
+        since_ms = now_ms - max(step_ms, 0)
+        self._gateways = {name: now_ms + lasts_ms if end > since_ms else end for name, end in self._gateways.items()}
+
     def _conflict(self, now_ms: int, commit: Commit) -> str | None:
+        between = commit.between_ms
+        if between is not None and not between[0] <= now_ms <= between[1]:
+            return "clock"
+        if commit.stepped is not None and commit.stepped[0] != self._stepped_ms:
+            return "clock"
         for card in commit.cards:
             held = self._cards.get(card.name)
             if (0 if held is None else held.version) != card.version:

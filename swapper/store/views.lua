@@ -50,7 +50,7 @@ local function next_due(p, now)
 end
 
 -- now -> now, cards, leases (after-image, expires_ms, progress), queued, next due, gateways, demand documents, gates,
--- the counter of tokens
+-- the counter of tokens, the steps of the clock
 local function read(keys, a)
   local p, now = keys[1], clock(a[1])
   local leases, demand = {}, {}
@@ -63,6 +63,7 @@ local function read(keys, a)
   return {
     int(now), redis.call('HVALS', p .. ':cards'), leases, int(redis.call('ZCARD', p .. ':queue')), next_due(p, now),
     gateways, demand, redis.call('HGETALL', p .. ':gates'), redis.call('GET', p .. ':token') or '0',
+    redis.call('GET', p .. ':stepped') or '0',
   }
 end
 

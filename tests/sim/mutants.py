@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import workers.verbs
-from swapper.core import machine
+from swapper.core import clock, machine
 from swapper.core.conversations import ProofResult
 from swapper.gateway import proof
 from swapper.store.memory_library import Library
@@ -71,7 +71,22 @@ def _resume(patch: pytest.MonkeyPatch) -> None:
 
 def _grace(patch: pytest.MonkeyPatch) -> None:
     """After a gap no lease gets its time back."""
-    patch.setattr(machine, "extend_after_gap", _nothing)
+    whole: Callable[..., Any] = clock.moved
+
+    def moved(world: Any, spec: Any, step_ms: int = 0) -> Any:  # noqa: ANN401
+        return whole(world, spec, step_ms) if step_ms else None
+
+    patch.setattr(clock, "moved", moved)
+
+
+def _clock(patch: pytest.MonkeyPatch) -> None:
+    """No step of the store's clock is noticed."""
+
+    def none(then: clock.Look, now: clock.Look) -> int:
+        del then, now
+        return 0
+
+    patch.setattr(clock, "step_between", none)
 
 
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -81,6 +96,7 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "compare-and-set": _compare_and_set,
     "resume": _resume,
     "grace": _grace,
+    "clock": _clock,
 }
 
 

@@ -45,7 +45,7 @@ async def test_a_late_heartbeat_keeps_a_lease_that_no_commit_expired(store: Stor
 async def test_a_heartbeat_never_moves_the_expiry_back(store: Store) -> None:
     await ask(store, "a")
     token = await grant(store, "a")
-    extend = LeaseChange("a", GRANTED, extend_to_ms=NOW + 5 * TTL)
+    extend = LeaseChange("a", GRANTED, lives_ms=5 * TTL)
     assert await store.commit(Commit(leases=(extend,)), now_ms=NOW) == Committed()
     assert getattr(await store.heartbeat("a", token, now_ms=NOW), "expires_ms", None) == NOW + 5 * TTL
 

@@ -225,6 +225,21 @@ class Twins(RuleBasedStateMachine):
         self.both(lambda store: store.commit(given, now_ms=self.now))
 
     @rule(
+        step_ms=st.sampled_from([None, 0, HOLD, -HOLD, DAY]),
+        members_ms=st.sampled_from([None, 0, 1_000]),
+        off_ms=st.sampled_from([0, 0, 1, -1, HOLD]),
+        right=st.booleans() | st.just(True),
+    )
+    def clock(self, step_ms: int | None, members_ms: int | None, off_ms: int, right: bool) -> None:
+        """A step is told, as the clock has it or not; members are renewed. `right`: on the steps that were read."""
+        self.now += step_ms or 0
+        known = self.runner.run(self.memory.read(now_ms=self.now)).stepped_ms + (not right)
+        stepped = None if step_ms is None else (known, known + step_ms)
+        between = (self.now + off_ms, self.now + off_ms + 1)
+        commit = Commit(between_ms=between, stepped=stepped, members_ms=members_ms)
+        self.both(lambda store: store.commit(commit, now_ms=self.now))
+
+    @rule(
         lease_id=st.sampled_from(LEASES), way=st.integers(0, 5), ms=st.sampled_from([0, 1, 999]), extend=maybe(offsets)
     )
     def step(self, lease_id: str, way: int, ms: int, extend: int | None) -> None:
@@ -241,7 +256,8 @@ class Twins(RuleBasedStateMachine):
             after,
             token=token if grant else None,
             card="gpu0" if after is LeaseState.PREPARING else None,
-            extend_to_ms=None if extend is None else self.now + extend,
+            lives_ms=extend,
+            shift_ms=None if extend is None or way % 2 else HOLD - 3 * extend,
             revoke_ms=None if after is not None or extend is None else self.now + extend,
             only_if_expired=after is LeaseState.EXPIRED and ms > 0,
         )

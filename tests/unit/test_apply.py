@@ -26,13 +26,13 @@ def test_a_lease_that_waits_again_waits_for_the_card_it_asked_for() -> None:
     assert world.queued == 1
 
 
-def test_a_grant_that_is_also_extended_lasts_at_least_its_ttl() -> None:
-    change = LeaseChange("a", frozenset(), LeaseState.GRANTED, token=7, extend_to_ms=NOW + 1)
-    assert changed(WAITS, change, NOW).expires_ms == NOW + TTL
+def test_a_grant_that_is_also_extended_lasts_as_long_as_that() -> None:
+    change = LeaseChange("a", frozenset(), LeaseState.GRANTED, token=7, lives_ms=TTL + 1)
+    assert changed(WAITS, change, NOW).expires_ms == NOW + TTL + 1
 
 
 def test_what_does_not_expire_cannot_be_extended() -> None:
-    assert changed(WAITS, LeaseChange("a", frozenset(), extend_to_ms=NOW + 1), NOW).expires_ms is None
+    assert changed(WAITS, LeaseChange("a", frozenset(), lives_ms=1), NOW).expires_ms is None
 
 
 def test_who_leaves_the_queue_is_counted() -> None:

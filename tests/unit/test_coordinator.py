@@ -226,52 +226,6 @@ async def test_a_resident_seen_gone_after_the_swap_is_brought_back(rig: Rig) -> 
     await rig.until(lambda world: len([c for c in rig.hands.done if c.verb == "load"]) > loads)
 
 
-@pytest.mark.parametrize(
-    ("ttl_ms", "stopped_ms", "gained_ms"),
-    [(30_000, 3_600_000 - 30_000 - module.GAP_MS, 1_000_000), (60_000, 3_000, 2_500)],
-    ids=["an hour", "as long as a holder with the shortest ttl can bear"],
-)
-async def test_after_a_gap_a_granted_lease_gets_its_time_back(
-    store: RedisStore, ttl_ms: int, stopped_ms: int, gained_ms: int
-) -> None:
-    """Played on a store whose clock jumps: a coordinator that was stopped wakes up."""
-    made = Coordinator(store, spec(tenant("med")), lambda prefix: f"{prefix}_1")
-    jump = Jump(store)
-    made._store = jump  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
-    hands = Hands(store)
-    tasks = [asyncio.create_task(made.run()), asyncio.create_task(hands.work("agent:main"))]
-    rig = Rig(store, made, hands)
-    await made.listening.wait()
-    await hands.hello()
-    await store.enqueue(LeaseRequest("ann", ttl_ms=ttl_ms), lease_id="ls_a", max_queue=10)
-    await rig.until(lambda world: world.leases["ls_a"].state is LeaseState.GRANTED)
-    jump.ms = stopped_ms
-    before = (await store.read()).leases["ls_a"].expires_ms or 0
-    await store.wake()
-    world = await rig.until(
-        lambda world: "ls_a" not in world.leases or (world.leases["ls_a"].expires_ms or 0) > before + gained_ms
-    )
-    assert world.leases["ls_a"].state is LeaseState.GRANTED
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class Jump:
-    """The store, with its clock moved on by `ms` in every view."""
-
-    def __init__(self, store: RedisStore) -> None:
-        self._store = store
-        self.ms = 0
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._store, name)
-
-    async def read(self) -> World:
-        world = await self._store.read()
-        return replace(world, now_ms=world.now_ms + self.ms)
-
-
 async def test_while_the_store_is_down_nothing_is_decided_and_then_it_goes_on(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from swapper.core import machine
+from swapper.core import clock, machine
 from swapper.core.conversations import ProofResult
 from swapper.core.types import Gate, LeaseState, Report, Step, StepOutcome
 from tests.support.play import GIB, MED, SLOTS, SMALL, Play, granted, offers, spec, tenant
@@ -205,7 +205,7 @@ def test_a_proof_is_said_once() -> None:
 def test_after_a_gap_no_granted_lease_expires_before_its_ttl_or_thirty_seconds() -> None:
     play = granted()
     play.pass_time(1_000_000)
-    commit = machine.extend_after_gap(play.world)
+    commit = clock.moved(play.world, play.spec)
     assert commit is not None
     play.apply(commit)
     assert play.lease("a").expires_ms == play.world.now_ms + 30_000
