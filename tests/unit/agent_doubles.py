@@ -1,4 +1,4 @@
-"""Doubles for the agent's tests: a store link in memory and a backend that records what it was asked.
+"""Doubles for the agent's tests: a link in memory, a backend that records what it was asked, an agent on them.
 
 A test never sleeps: it waits for a report, or for the moment a verb begins, and lets a verb end when it wants.
 """
@@ -6,13 +6,17 @@ A test never sleeps: it waits for a report, or for the moment a verb begins, and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from swapper.core.types import Command, Report
 from swapper.errors import StoreDown
 from swapper.store.codec import encode
+from workers.agent import Agent
 from workers.backend import Loaded, Quiesced, Reading, Restored, SaveArgs, Saved, SlotUse, TenantState
+from workers.marks import Marks
 
 EXECUTOR = "agent:main"
 
@@ -214,3 +218,29 @@ class ScriptedProbe:
         self.looked.set()
         free = self.script.pop(0) if len(self.script) > 1 else self.script[0]
         return Reading(24_000, 24_000 - free, free, tuple(f"pid {pid} (test)" for pid in holder_pids))
+
+
+Running = Callable[[], AbstractAsyncContextManager[Agent]]
+"""Starts an agent on the folder and the link of the test; entered again, it is the next run."""
+
+
+@asynccontextmanager
+async def at_work(
+    folder: Path,
+    link: MemoryLink,
+    backends: Mapping[str, RecordingBackend],
+    probes: Mapping[str, ScriptedProbe] | None = None,
+) -> AsyncGenerator[Agent]:
+    """An agent on its marks in the folder. Its n-th server is on its n-th card (gpu0, where there is one)."""
+    cards = probes or {"gpu0": ScriptedProbe()}
+    marks = Marks.open(folder)
+    homes = zip(backends, cards, strict=True)
+    places = {tenant: Place(card, server) for server, card in homes for tenant in backends[server].tenants}
+    agent = Agent("main", link, backends, places, cards, marks)
+    task = asyncio.create_task(agent.run())
+    try:
+        yield agent
+    finally:
+        await agent.close()
+        await task
+        marks.close()

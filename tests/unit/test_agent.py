@@ -1,53 +1,11 @@
-"""The agent executes in order, answers everything once and for all, and survives what can happen to it."""
+"""The agent executes in order, each command once and for all, and its next run goes on where this one was cut off."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
-
-import pytest
-from structlog.testing import CapturingLogger
-
-from swapper.core.types import Report
-from swapper.errors import BackendRefused
-from tests.unit.agent_doubles import MemoryLink, Place, RecordingBackend, ScriptedProbe, command
-from workers import supervise
-from workers.agent import Agent
-from workers.backend import SaveArgs, SaveUnsupported, Talk
-from workers.marks import Marks
+from tests.unit.agent_doubles import MemoryLink, RecordingBackend, Running, command
+from workers.backend import SaveArgs, Talk
 
 WAYS = {"strategies": ["slots", "replay"], "fingerprint": "f1"}
-Running = Callable[[], AbstractAsyncContextManager[Agent]]
-
-
-@pytest.fixture
-def link() -> MemoryLink:
-    return MemoryLink()
-
-
-@pytest.fixture
-def backend() -> RecordingBackend:
-    return RecordingBackend("llama/med", "llama/big")
-
-
-@pytest.fixture
-def running(tmp_path: Path, link: MemoryLink, backend: RecordingBackend) -> Running:
-    @asynccontextmanager
-    async def run() -> AsyncGenerator[Agent]:
-        marks = Marks.open(tmp_path / "marks")
-        places = {tenant: Place("gpu0", "llama") for tenant in backend.tenants}
-        agent = Agent("main", link, {"llama": backend}, places, {"gpu0": ScriptedProbe()}, marks)
-        task = asyncio.create_task(agent.run())
-        try:
-            yield agent
-        finally:
-            await agent.close()
-            await task
-            marks.close()
-
-    return run
 
 
 async def test_each_verb_becomes_its_backend_call_and_its_data(
@@ -235,16 +193,6 @@ async def test_the_outbox_is_read_on_from_the_first_entry_without_an_answer(
     assert backend.calls.count("release llama/big 60000") == 1
 
 
-async def test_a_backend_error_is_a_failure_with_its_sentence(
-    link: MemoryLink, backend: RecordingBackend, running: Running
-) -> None:
-    backend.errors["load llama/med"] = BackendRefused("the file med.gguf is corrupt", 500)
-    async with running():
-        await link.send(command("load", 9, 1))
-        report = await link.answer(9, 1)
-    assert (report.outcome, report.detail) == ("failed", "the file med.gguf is corrupt")
-
-
 async def test_a_drain_has_the_limit_it_is_given_or_none(
     link: MemoryLink, backend: RecordingBackend, running: Running
 ) -> None:
@@ -275,120 +223,6 @@ async def test_a_save_is_told_whose_conversation_it_is_and_how_it_was_made_ready
     assert backend.saves == [SaveArgs(0, "a.bin", Talk("ab", ("aa", "ab"), used_ms=5), "rewind", 9)]
 
 
-async def test_a_server_that_cannot_save_is_told_apart_from_a_failure(
-    link: MemoryLink, backend: RecordingBackend, running: Running
-) -> None:
-    backend.errors["save llama/med 0"] = SaveUnsupported()
-    async with running():
-        await link.send(command("save", 9, 1, slot=0, name="a.bin"))
-        report = await link.answer(9, 1)
-    assert (report.outcome, report.data) == ("failed", {"unsupported": True})
-
-
-async def test_an_unexpected_error_is_reported_and_the_lane_goes_on(
-    link: MemoryLink, backend: RecordingBackend, running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = CapturingLogger()
-    monkeypatch.setattr(supervise, "log", said)
-    backend.errors["load llama/med"] = KeyError("slot")
-    async with running():
-        await link.send(command("load", 9, 1), command("release", 9, 2, limit_ms=60_000))
-        report = await link.answer(9, 1)
-        assert (await link.answer(9, 2)).outcome == "ok"
-    assert (report.outcome, report.detail) == ("failed", "load llama/med: KeyError: 'slot'")
-    assert [(call.method_name, call.kwargs) for call in said.calls] == [("exception", {"what": "load llama/med"})]
-
-
-@pytest.mark.parametrize(
-    ("sent", "sentence"),
-    [
-        (command("load", 9, 1, tenant="llama/none"), "llama/none is not configured on this host"),
-        (command("dance", 9, 1), "this agent has no verb 'dance'; is it older than its coordinator?"),
-        (command("vacate", 9, 1, card="gpu7", tenant=None), "card gpu7 is not configured on this host"),
-        (
-            command("release", 9, 1),
-            "release: cannot use the arguments: Object missing required field `limit_ms`",
-        ),
-        (
-            command("save", 9, 1, slot="zero", name="a"),
-            "save: cannot use the arguments: Expected `int`, got `str` - at `$.slot`",
-        ),
-    ],
-)
-async def test_a_command_nobody_can_follow_is_a_failure_with_a_sentence(
-    link: MemoryLink, running: Running, sent: object, sentence: str
-) -> None:
-    async with running():
-        await link.send(sent)  # pyright: ignore[reportArgumentType]
-        report = await link.answer(9, 1)
-    assert (report.outcome, report.detail) == ("failed", sentence)
-
-
-async def test_an_answer_is_told_though_what_was_seen_with_it_cannot_be(
-    link: MemoryLink, backend: RecordingBackend, running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with running():
-        await link.volunteered("observed")
-        whole = link.report
-
-        async def report(*reports: Report) -> None:
-            if any(one.verb == "observed" for one in reports):
-                raise TypeError("no such thing in JSON")
-            await whole(*reports)
-
-        monkeypatch.setattr(link, "report", report)
-        await link.send(command("load", 9, 1))
-        assert (await link.answer(9, 1)).outcome == "ok"
-
-
-async def test_a_command_whose_answer_could_not_be_told_is_read_again_by_the_next_run(
-    link: MemoryLink, running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried = asyncio.Event()
-    async with running():
-        await link.volunteered("observed")
-        whole = link.report
-
-        async def report(*reports: Report) -> None:
-            if any(one.token for one in reports):
-                tried.set()
-                raise TypeError("no such thing in JSON")
-            await whole(*reports)
-
-        monkeypatch.setattr(link, "report", report)
-        await link.send(command("restore", 9, 1, snapshot="a", slot=0))
-        await tried.wait()
-    monkeypatch.undo()
-    async with running():
-        assert (await link.answer(9, 1)).outcome == "ok"
-
-
-async def test_answers_wait_for_a_store_that_is_away(
-    link: MemoryLink, backend: RecordingBackend, running: Running
-) -> None:
-    slow = backend.hold("load llama/med")
-    async with running():
-        await link.send(command("load", 9, 1))
-        await slow.begun.wait()
-        await link.switch(down=True)
-        slow.end.set()
-        await link.switch(down=False)
-        assert (await link.answer(9, 1)).outcome == "ok"
-        await link.send(command("release", 9, 2, limit_ms=60_000))
-        assert (await link.answer(9, 2)).outcome == "ok"
-
-
-async def test_the_agent_greets_first_and_again_when_the_store_returns(link: MemoryLink, running: Running) -> None:
-    async with running():
-        await link.volunteered("observed")
-        assert [report.verb for report in link.reports[:2]] == ["hello", "observed"]
-        await link.send(command("load", 9, 1))
-        await link.answer(9, 1)
-        await link.switch(down=True)
-        await link.switch(down=False)
-        assert (await link.volunteered("hello", count=2)).data == {"mark": 9}
-
-
 async def test_a_newer_vacate_ends_the_one_that_waits(link: MemoryLink, running: Running) -> None:
     hour = 3_600_000
     async with running():
@@ -397,32 +231,3 @@ async def test_a_newer_vacate_ends_the_one_that_waits(link: MemoryLink, running:
         assert (await link.answer(10, 1)).data == {"free_mib": 24_000}
         refused = await link.answer(9, 1)
     assert (refused.outcome, refused.data) == ("refused", {"mark": 10})
-
-
-async def test_a_crash_of_its_own_loop_does_not_end_the_agent(
-    link: MemoryLink, running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = CapturingLogger()
-    monkeypatch.setattr(supervise, "log", said)
-    link.crash = KeyError("streams")
-    async with running():
-        await link.send(command("load", 9, 1))
-        assert (await link.answer(9, 1)).outcome == "ok"
-    assert [call.kwargs for call in said.calls] == [{"what": "read the outbox"}]
-
-
-async def test_cancelling_the_agent_stops_what_it_does(
-    tmp_path: Path, link: MemoryLink, backend: RecordingBackend
-) -> None:
-    marks = Marks.open(tmp_path / "marks")
-    slow = backend.hold("load llama/med")
-    agent = Agent("main", link, {"llama": backend}, {"llama/med": Place("gpu0", "llama")}, {}, marks)
-    task = asyncio.create_task(agent.run())
-    await link.send(command("load", 9, 1))
-    await slow.begun.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert backend.cancelled == ["load llama/med"]
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-    marks.close()

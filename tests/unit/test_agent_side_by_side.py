@@ -5,46 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
 
 import pytest
 
-from tests.unit.agent_doubles import MemoryLink, Place, RecordingBackend, ScriptedProbe, command
-from workers.agent import Agent
+from tests.unit.agent_doubles import MemoryLink, RecordingBackend, Running, command
 from workers.lanes import AT_ONCE
-from workers.marks import Marks
-
-Running = Callable[[], AbstractAsyncContextManager[Agent]]
-
-
-@pytest.fixture
-def link() -> MemoryLink:
-    return MemoryLink()
-
-
-@pytest.fixture
-def backend() -> RecordingBackend:
-    return RecordingBackend("llama/med", "llama/big")
-
-
-@pytest.fixture
-def running(tmp_path: Path, link: MemoryLink, backend: RecordingBackend) -> Running:
-    @asynccontextmanager
-    async def run() -> AsyncGenerator[Agent]:
-        marks = Marks.open(tmp_path / "marks")
-        places = {tenant: Place("gpu0", "llama") for tenant in backend.tenants}
-        agent = Agent("main", link, {"llama": backend}, places, {"gpu0": ScriptedProbe()}, marks)
-        task = asyncio.create_task(agent.run())
-        try:
-            yield agent
-        finally:
-            await agent.close()
-            await task
-            marks.close()
-
-    return run
 
 
 async def test_saves_of_one_token_that_wait_together_run_side_by_side_and_what_follows_waits_for_them(

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from swapper.core.types import Report
 from swapper.errors import BackendError
-from tests.unit.agent_doubles import MemoryLink, Place, RecordingBackend, ScriptedProbe, command
+from tests.unit.agent_doubles import MemoryLink, RecordingBackend, Running, ScriptedProbe, at_work, command
 from workers import observe, watch
-from workers.agent import Agent
 from workers.backend import TenantState
-from workers.marks import Marks
-
-Running = Callable[[], AbstractAsyncContextManager[Agent]]
-
-
-@pytest.fixture
-def link() -> MemoryLink:
-    return MemoryLink()
 
 
 @pytest.fixture
@@ -44,21 +33,8 @@ def probe() -> ScriptedProbe:
 def running(
     tmp_path: Path, link: MemoryLink, backend: RecordingBackend, other: RecordingBackend, probe: ScriptedProbe
 ) -> Running:
-    @asynccontextmanager
-    async def run() -> AsyncGenerator[Agent]:
-        marks = Marks.open(tmp_path / "marks")
-        places = {"llama/med": Place("gpu0", "llama"), "other/x": Place("gpu1", "other")}
-        probes = {"gpu0": probe, "gpu1": ScriptedProbe(700)}
-        agent = Agent("main", link, {"llama": backend, "other": other}, places, probes, marks)
-        task = asyncio.create_task(agent.run())
-        try:
-            yield agent
-        finally:
-            await agent.close()
-            await task
-            marks.close()
-
-    return run
+    probes = {"gpu0": probe, "gpu1": ScriptedProbe(700)}
+    return lambda: at_work(tmp_path / "marks", link, {"llama": backend, "other": other}, probes)
 
 
 async def test_the_first_report_has_every_tenant_and_every_card(link: MemoryLink, running: Running) -> None:

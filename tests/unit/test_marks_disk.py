@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import shutil
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from swapper.core.types import Command, Report
-from tests.unit.agent_doubles import MemoryLink, Place, RecordingBackend, ScriptedProbe, command
+from tests.unit.agent_doubles import MemoryLink, RecordingBackend, Running, at_work, command
 from workers import marks as marks_module
-from workers.agent import Agent
 from workers.marks import Fresh, Marks, Old, Repeat
 
 FULL = "No space left on device"
@@ -188,35 +184,9 @@ def test_a_new_log_whose_folder_could_not_be_synced_is_the_one_written_to(
     marks.close()
 
 
-Running = Callable[[], AbstractAsyncContextManager[Agent]]
-
-
-@pytest.fixture
-def link() -> MemoryLink:
-    return MemoryLink()
-
-
-@pytest.fixture
-def backend() -> RecordingBackend:
-    return RecordingBackend("llama/med", "llama/big")
-
-
 @pytest.fixture
 def running(path: Path, link: MemoryLink, backend: RecordingBackend) -> Running:
-    @asynccontextmanager
-    async def run() -> AsyncGenerator[Agent]:
-        marks = Marks.open(path)
-        places = {tenant: Place("gpu0", "llama") for tenant in backend.tenants}
-        agent = Agent("main", link, {"llama": backend}, places, {"gpu0": ScriptedProbe()}, marks)
-        task = asyncio.create_task(agent.run())
-        try:
-            yield agent
-        finally:
-            await agent.close()
-            await task
-            marks.close()
-
-    return run
+    return lambda: at_work(path, link, {"llama": backend})
 
 
 async def test_on_a_full_disk_every_command_fails_with_a_sentence_and_nothing_is_changed(
