@@ -15,12 +15,12 @@ from typing import cast
 
 import structlog
 
-from swapper.core import clock, machine, rollback, turn
+from swapper.core import clock, machine, reuse, rollback, tend, turn
 from swapper.core.apply import apply
 from swapper.core.commit import Commit, Committed
 from swapper.core.spec import Spec
 from swapper.core.turn import busy, card_of
-from swapper.core.types import Report, Swap, World
+from swapper.core.types import Card, Report, Swap, World
 from swapper.errors import StoreDown
 from swapper.store.protocol import Inputs, Store
 
@@ -172,7 +172,11 @@ class Coordinator:
             case "observed":
                 await self._observed(report)
             case "proof":
-                await self._proof(report)
+                await self._about_line(report, reuse.on_proof)
+            case "recalled":
+                await self._about_line(report, reuse.on_recalled)
+            case "wanted":
+                await self._decide(self._want(report))
             case "ahead":
                 await self._decide(lambda world: machine.on_gate_ahead(world, self._spec, report))
             case _:
@@ -204,10 +208,15 @@ class Coordinator:
         if report.executor.removeprefix("agent:") not in self.seen.hosts or mark > (await self._look()).token:
             await self._meet(report.executor, mark)  # its hello may have come while nobody listened
 
-    async def _proof(self, report: Report) -> None:
+    def _want(self, report: Report) -> Callable[[World], Commit | None]:
+        swap_id = self._new_id("sw")
+        return lambda world: tend.on_wanted(world, self._spec, report, swap_id=swap_id, token=world.next_token)
+
+    async def _about_line(self, report: Report, on_line: Callable[[Card, Swap, Report], Commit | None]) -> None:
+        """About a conversation of a swap, which may be over by now."""
         swap = await self._store.swap(str(report.data.get("swap")))
         if swap is not None:
-            await self._decide(lambda world: machine.on_proof(card_of(world, swap.card), swap, report))
+            await self._decide(lambda world: on_line(card_of(world, swap.card), swap, report))
 
     async def _refused(self, report: Report) -> None:
         """An executor knows more of our orders than we (or a higher epoch): the store was rolled back. Go on above."""

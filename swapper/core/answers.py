@@ -6,15 +6,14 @@ has one compensation, and compensation always ends with a declared state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
-from swapper.core import plan
+from swapper.core import comeback, keeping, plan
 from swapper.core.commit import LeaseChange
-from swapper.core.conversations import Conversation, ProofResult
+from swapper.core.conversations import Conversation, ProofResult, Strategy
 from swapper.core.draft import Draft
-from swapper.core.plan import Candidate
 from swapper.core.steps import advance, enter, prove_free
 from swapper.core.types import Command, Failure, Fault, LeaseState, Report, Step, StepOutcome
 
@@ -27,7 +26,9 @@ def take(draft: Draft, command: Command, report: Report) -> None:
     draft.update(pending=tuple(c for c in draft.swap.pending if c is not command))
     draft.note(draft.swap.stage, command.tenant, report.backend_ms)
     stage = draft.swap.stage
-    if command.verb != "cut" and not (report.outcome != "ok" and _again(draft, command)):
+    if command.verb == keeping.RECALL:
+        _recalled(draft, command, report)
+    elif command.verb != "cut" and not (report.outcome != "ok" and _again(draft, command)):
         _TAKE[Step(command.verb)](draft, command, report)
     settle(draft, stage, command.tenant)
 
@@ -39,6 +40,8 @@ def settle(draft: Draft, stage: Step, *tenants: str | None) -> None:
     waits_for_server = stage is Step.DRAIN and not draft.swap.asked
     for tenant in tenants:
         if waits_for_server or any(c.tenant == tenant for c in draft.swap.pending):
+            continue
+        if stage is Step.SAVE and tenant is not None and keeping.recall(draft, tenant):
             continue
         forced = draft.swap.forced_ms is not None and stage in (Step.CLOSE, Step.DRAIN)
         if forced:
@@ -63,11 +66,13 @@ def _again(draft: Draft, command: Command) -> bool:
 def _closed(draft: Draft, command: Command, report: Report) -> None:
     """A gateway shut the gate; one without a call in flight is drained by that."""
     if report.outcome == "ok" and report.data.get("in_flight") == 0:
+        keeping.note_known(draft, command, report)
         draft.update(idle=(*draft.swap.idle, f"{command.executor} {command.tenant}"))
 
 
 def _drained(draft: Draft, command: Command, report: Report) -> None:
     if command.executor.startswith("gateway:"):
+        keeping.note_known(draft, command, report)
         return
     assert command.tenant is not None
     configured = draft.spec.tenants.get(command.tenant)
@@ -82,18 +87,22 @@ def _drained(draft: Draft, command: Command, report: Report) -> None:
         return
     if report.data.get("gone"):
         _lost(draft, command.tenant, "it was not loaded any more, and what its slots held went with it")
+    keeping.learn(draft, command.tenant, report.data)
     slots = cast("Sequence[Mapping[str, int]]", report.data.get("slots", ()))
-    found = tuple(
-        Conversation(
-            command.tenant,
-            use["slot"],
-            plan.snapshot_name(command.tenant, draft.swap.token, use["slot"]),
-            use["tokens"],
-            0,
-        )
-        for use in slots
-    )
+    found = () if report.data.get("gone") else keeping.plan_saves(draft, command.tenant, slots)
     draft.update(conversations=(*draft.swap.conversations, *found))
+    lost = [c for c in found if c.result is ProofResult.COLD]
+    if lost and configured.save_required:
+        compensate(draft, f"a conversation of {command.tenant} cannot be kept: {lost[0].reason}")
+
+
+def _recalled(draft: Draft, command: Command, report: Report) -> None:
+    """A conversation stands in a slot again, or could not be brought there."""
+    assert command.tenant is not None
+    reason = keeping.recalled(draft, command, report)
+    configured = draft.spec.tenants.get(command.tenant)
+    if reason is not None and configured is not None and configured.save_required:
+        compensate(draft, f"a conversation of {command.tenant} could not be recalled: {reason}")
 
 
 def _lost(draft: Draft, tenant: str, why: str) -> None:
@@ -111,12 +120,14 @@ def _saved(draft: Draft, command: Command, report: Report) -> None:
             talks = tuple(c for c in draft.swap.conversations if c.snapshot != name)
             draft.update(conversations=talks)
         else:
-            _mark(draft, name, saved=True, tokens=tokens, bytes=_int(report.data, "bytes"))
+            keeping.mark(draft, name, saved=True, tokens=tokens, bytes=_int(report.data, "bytes"))
         return
     unsupported = bool(report.data.get("unsupported"))
     reason = report.detail or ("the server cannot save slots" if unsupported else "the save failed")
-    _mark(draft, name, reason=reason, result=ProofResult.COLD, strategy="off" if unsupported else "slots")
-    if not unsupported:
+    keeping.mark(draft, name, reason=reason, result=ProofResult.COLD)
+    if unsupported:
+        keeping.mark(draft, name, strategy=Strategy.OFF)
+    else:
         draft.finish(Step.SAVE, command.tenant, StepOutcome.FAILED, reason)
         draft.alert(f"a conversation of {command.tenant} could not be saved: {reason}", tenant=command.tenant)
     configured = draft.spec.tenants.get(command.tenant)
@@ -163,47 +174,12 @@ def _loaded(draft: Draft, command: Command, report: Report) -> None:
         _load_failed(draft, tenant, report.detail or "the load failed")
         return
     draft.card = replace(draft.card, failed={t: f for t, f in draft.card.failed.items() if t != tenant})
-    candidates = [
-        Candidate(
-            str(s["snapshot"]),
-            _int(s, "slot"),
-            _int(s, "tokens"),
-            _int(s, "bytes"),
-            str(s.get("strategy", "slots")),
-            cast("str | None", s.get("refused")),
-        )
-        for s in cast("Sequence[Mapping[str, object]]", report.data.get("snapshots", ()))
-    ]
-    kept = [c for c in draft.swap.conversations if c.tenant != tenant]
-    kept += [
-        Conversation(tenant, slot, c.snapshot, c.tokens, c.bytes, c.strategy, saved=True)
-        for c, slot in plan.choose_slots(candidates, _int(report.data, "n_slots"))
-    ]
-    kept += [
-        Conversation(
-            tenant,
-            c.slot,
-            c.snapshot,
-            c.tokens,
-            c.bytes,
-            c.strategy,
-            saved=True,
-            result=ProofResult.COLD,
-            reason=c.refused,
-        )
-        for c in candidates
-        if c.refused is not None
-    ]
-    draft.update(conversations=(*kept, *_vanished(draft, tenant, {c.snapshot for c in candidates})))
+    keeping.learn(draft, tenant, report.data)
+    offered = cast("Sequence[Mapping[str, object]]", report.data.get("snapshots", ()))
+    others = [c for c in draft.swap.conversations if c.tenant != tenant]
+    back = comeback.of_tenant(draft, tenant, [comeback.candidate(s) for s in offered], _int(report.data, "n_slots"))
+    draft.update(conversations=(*others, *back))
     draft.card = replace(draft.card, saved=tuple(c for c in draft.card.saved if c.tenant != tenant))
-
-
-def _vanished(draft: Draft, tenant: str, offered: Collection[str]) -> Iterable[Conversation]:
-    """What was saved as the tenant left and is offered no more: lost, and said so."""
-    reason = "its snapshot is gone: the slot folder has no manifest of it that can be read"
-    for talk in draft.card.saved:
-        if talk.tenant == tenant and talk.snapshot not in offered:
-            yield replace(talk, restored=False, result=ProofResult.COLD, cache_n=None, reason=reason)
 
 
 def _load_failed(draft: Draft, tenant: str, reason: str) -> None:
@@ -229,11 +205,22 @@ def _rest(count: int) -> int:
 def _restored(draft: Draft, command: Command, report: Report) -> None:
     name = str(command.args["snapshot"])
     if report.outcome == "ok":
-        _mark(draft, name, restored=True, result=ProofResult.UNPROVED)
+        there = {k: _int(report.data, k) for k in ("slot", "tokens") if k in report.data}
+        keeping.mark(draft, name, restored=True, result=ProofResult.UNPROVED, **there)
+        _displaced(draft, command, report)
     else:
         reason = report.detail or "the restore failed"
-        _mark(draft, name, result=ProofResult.COLD, reason=reason)
+        keeping.mark(draft, name, result=ProofResult.COLD, reason=reason)
         draft.finish(Step.RESTORE, command.tenant, StepOutcome.FAILED, reason)
+
+
+def _displaced(draft: Draft, command: Command, report: Report) -> None:
+    """A conversation that was saved to make room for another: on disk from now on."""
+    said = cast("Mapping[str, object] | None", report.data.get("displaced"))
+    if said and command.tenant is not None:
+        made_room = comeback.kept(command.tenant, comeback.candidate(said))
+        draft.update(conversations=(*draft.swap.conversations, made_room))
+        draft.conversations.append(made_room)
 
 
 def _opened(draft: Draft, command: Command, report: Report) -> None:
@@ -279,14 +266,6 @@ def end_in_fault(draft: Draft, reason: str, outcome: str = "fault") -> None:
     for record in swap.steps:
         draft.finish(record.step, record.tenant, StepOutcome.FAILED, reason)
     draft.end(replace(draft.swap, pending=(), outcome=outcome, reason=reason, ended_ms=draft.now))
-
-
-def _mark(draft: Draft, snapshot: str, **changes: object) -> None:
-    talks = tuple(
-        replace(c, **changes) if c.snapshot == snapshot else c  # pyright: ignore[reportArgumentType]
-        for c in draft.swap.conversations
-    )
-    draft.update(conversations=talks)
 
 
 def _int(data: Mapping[str, object], key: str) -> int:

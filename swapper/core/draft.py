@@ -93,10 +93,10 @@ class Draft:
         for gateway in self.world.gateways:
             self.commands.append(Command(f"gateway:{gateway}", self.card.name, tenant, 0, 0, verb, dict(args)))
 
-    def let_in(self, tenant: str, *, above: int = 0) -> None:
-        """Open a tenant's gate outside a swap's own steps: whoever loaded it, it serves, and nothing was restored."""
+    def let_in(self, tenant: str, *, above: int = 0, loaded: bool = False) -> None:
+        """Open a tenant's gate outside a swap's own steps: nothing was restored. `loaded`: somebody loaded it anew."""
         epoch = self.gate(tenant, open_=True, above=above)
-        self.order(Step.OPEN, tenant, {"epoch": epoch, "swap": None, "unproved": []})
+        self.order(Step.OPEN, tenant, {"epoch": epoch, "swap": None, "loaded": loaded, "unproved": []})
 
     def agent_of(self, tenant: str) -> str:
         """Executor name of the agent beside a tenant."""

@@ -2,8 +2,7 @@
 
 Every function looks at a World and returns the Commit that should follow, or None when nothing has to change. Time and
 ids are arguments. Entry points: `start` a swap, `on_report` an executor's answer, `on_time` what is due, `on_hello` and
-`on_observed` what the agents saw, `on_proof` what an answer showed about a restored conversation, `resume` after a
-restart.
+`on_observed` what the agents saw, `resume` after a restart.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from dataclasses import replace
 from swapper.core import intruder, plan, steps
 from swapper.core.answers import compensate, settle, take
 from swapper.core.commit import Commit, LeaseChange
-from swapper.core.conversations import ProofResult
 from swapper.core.draft import Draft
 from swapper.core.policy import Choice
 from swapper.core.spec import Spec
@@ -315,7 +313,7 @@ def _adopt(world: World, spec: Spec, card: Card, strangers: tuple[str, ...]) -> 
         return None
     draft = Draft(world, spec, card)
     for tenant in strangers:
-        draft.let_in(tenant)
+        draft.let_in(tenant, loaded=True)
     residents = (*card.residents, *strangers)
     owed = card.return_to is not None and not set(card.return_to) <= set(residents)
     draft.card = replace(
@@ -328,34 +326,11 @@ def _adopt(world: World, spec: Spec, card: Card, strangers: tuple[str, ...]) -> 
     return draft.commit()
 
 
-def on_proof(card: Card, swap: Swap, report: Report) -> Commit | None:
-    """An answer showed whether a restored conversation was reused; said once, and never before it was seen."""
-    snapshot, result = str(report.data.get("snapshot")), report.data.get("result")
-    if result not in (ProofResult.WARM, ProofResult.COLD):
-        return None
-    running = card.swap is not None and card.swap.id == swap.id
-    swap = card.swap if running and card.swap is not None else swap
-    cache_n, reason = report.data.get("cache_n"), report.data.get("reason")
-    for talk in swap.conversations:
-        if talk.snapshot == snapshot and talk.result is ProofResult.UNPROVED:
-            proved = replace(
-                talk,
-                result=ProofResult(str(result)),
-                cache_n=cache_n if isinstance(cache_n, int) else None,
-                reason=str(reason) if reason else None,
-            )
-            told = replace(swap, conversations=tuple(proved if c is talk else c for c in swap.conversations))
-            card = replace(card, swap=told) if running else card
-            return Commit(cards=(card,), swaps=(told,), conversations=(proved,))
-    return None
-
-
 __all__ = [
     "on_gate_ahead",
     "on_gate_refused",
     "on_hello",
     "on_observed",
-    "on_proof",
     "on_report",
     "on_time",
     "overdue_in_queue",

@@ -23,11 +23,14 @@ class Candidate:
     bytes: int
     strategy: str
     refused: str | None
+    id: str = ""
+    links: tuple[str, ...] = ()
+    used_ms: int = 0
 
 
 def next_step(swap: Swap, step: Step) -> Step | None:
     """The step after `step`, or None when the swap has reached its end."""
-    if step is Step.OPEN or (step is Step.VACATE and not swap.to):
+    if step is Step.OPEN or swap.tends is not None or (step is Step.VACATE and not swap.to):
         return None
     steps = list(Step)
     return steps[steps.index(step) + 1]
@@ -86,13 +89,14 @@ def vacate_need(spec: Spec, card: Card, swap: Swap) -> int:
     return needs(spec, swap.to) + held(card)
 
 
-def snapshot_name(tenant: str, token: int, slot: int) -> str:
+def snapshot_name(tenant: str, token: int, part: int | str) -> str:
     """A fresh file name, readable, unique, and safe for llama-server (one component of letters, digits, `-_.`).
 
+    `part` tells the conversations of one swap apart: the slot's number, or another word of letters and digits.
     Uniqueness rests on the token; the readable part is cut at 80 characters.
     """
     readable = re.sub(r"[^A-Za-z0-9_-]+", "-", tenant).strip("-")[:80]
-    return f"{readable}.{token:x}.{slot}.kv"
+    return f"{readable}.{token:x}.{part}.kv"
 
 
 def choose_slots(candidates: Sequence[Candidate], n_slots: int) -> list[tuple[Candidate, int]]:

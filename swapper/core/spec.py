@@ -23,7 +23,11 @@ class CardSpec:
 
 @dataclass(frozen=True, slots=True)
 class TenantSpec:
-    """A tenant as configured. `server` is the config entry that has its control (`llama` of `llama/med`)."""
+    """A tenant as configured. `server` is the config entry that has its control (`llama` of `llama/med`).
+
+    `sweep`: conversations that lie in no slot are saved as well. `every_ms`: so often idle slots are saved while it
+    serves.
+    """
 
     id: str
     server: str
@@ -36,6 +40,8 @@ class TenantSpec:
     pinned: bool = False
     save: bool = True
     save_required: bool = False
+    sweep: bool = True
+    every_ms: int | None = None
     serves_models: bool = True
 
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 
-from swapper.core import plan
+from swapper.core import keeping, plan
 from swapper.core.commit import LeaseChange
-from swapper.core.conversations import ProofResult
+from swapper.core.conversations import Conversation, ProofResult, Strategy
 from swapper.core.draft import Draft
 from swapper.core.spec import Spec
 from swapper.core.types import LeaseState, Step, StepOutcome, Swap, World
 
+PLACED = "placed"
+"""The word to the gateways about a conversation that was asked for: `snapshot`, `ok`, `slot`, `tokens`, `detail`, and
+`kept`: what was saved to make room for it."""
 RELEASE_LIMIT_MS = 30_000
 CUT_LIMIT_MS = 30_000
 """How long the server may stay busy after our calls were ended: then its calls are not ours."""
@@ -87,8 +90,24 @@ def complete(draft: Draft) -> None:
         draft.card = replace(draft.card, holds=tuple(h for h in draft.card.holds if h.lease != swap.lease))
     if swap.to and not _still_owed(draft):
         draft.card = replace(draft.card, return_to=None, return_lease=None)
+    if swap.tends is not None:
+        _say_placed(draft, swap.tends)
     outcome = "compensated" if swap.back else "done"
     draft.end(replace(swap, outcome=outcome, ended_ms=draft.now))
+
+
+def _say_placed(draft: Draft, tenant: str) -> None:
+    """Tell the gateways what became of the conversation that was asked for, and of the one that made room."""
+    asked, *kept = draft.swap.conversations
+    said = {
+        "snapshot": asked.snapshot,
+        "ok": asked.restored,
+        "slot": asked.slot,
+        "tokens": asked.tokens,
+        "detail": asked.reason,
+        "kept": [{"snapshot": c.snapshot, "id": c.id, "links": list(c.links), "tokens": c.tokens} for c in kept],
+    }
+    draft.order(PLACED, tenant, said)
 
 
 def _still_owed(draft: Draft) -> bool:
@@ -157,14 +176,12 @@ def _begin_drain(draft: Draft) -> None:
 
 def _begin_save(draft: Draft) -> None:
     for talk in draft.swap.conversations:
-        if not talk.saved and talk.reason is None:
+        if not (talk.saved or talk.recall) and talk.reason is None:
             draft.record(Step.SAVE, talk.tenant)
-            draft.command(draft.agent_of(talk.tenant), Step.SAVE, talk.tenant, save_args(talk.slot, talk.snapshot))
-
-
-def save_args(slot: int, snapshot: str) -> Mapping[str, object]:
-    """Arguments of a save: which slot, under which fresh name."""
-    return {"slot": slot, "name": snapshot}
+            draft.command(draft.agent_of(talk.tenant), Step.SAVE, talk.tenant, keeping.save_args(talk))
+    for tenant in draft.swap.from_:
+        if not any(c.tenant == tenant for c in draft.swap.pending):
+            keeping.recall(draft, tenant)
 
 
 def _begin_release(draft: Draft) -> None:
@@ -194,10 +211,25 @@ def _begin_load(draft: Draft) -> None:
 
 def _begin_restore(draft: Draft) -> None:
     for talk in draft.swap.conversations:
-        if talk.tenant in draft.swap.to and not talk.restored and talk.result is None and talk.saved:
+        if talk.tenant in (*draft.swap.to, draft.swap.tends) and _to_restore(talk):
             draft.record(Step.RESTORE, talk.tenant)
-            args = {"snapshot": talk.snapshot, "slot": talk.slot}
-            draft.command(draft.agent_of(talk.tenant), Step.RESTORE, talk.tenant, args)
+            draft.command(draft.agent_of(talk.tenant), Step.RESTORE, talk.tenant, _restore_args(draft.swap, talk))
+
+
+def _restore_args(swap: Swap, talk: Conversation) -> Mapping[str, object]:
+    """Into a slot beside traffic, the agent chooses which; what lies there is saved first, as whoever it may be."""
+    args: dict[str, object] = {"snapshot": talk.snapshot, "slot": talk.slot}
+    if talk.slot < 0:
+        args["displaced"] = plan.snapshot_name(talk.tenant, swap.token, "d")
+        args["talks"] = [
+            {"id": c.id, "links": list(c.links), "tokens": c.tokens, "used_ms": c.used_ms} for c in swap.known
+        ]
+    return args
+
+
+def _to_restore(talk: Conversation) -> bool:
+    there = talk.restored or talk.kept or talk.strategy == Strategy.REPLAY
+    return talk.saved and not there and talk.result is None
 
 
 def _begin_open(draft: Draft) -> None:
@@ -207,15 +239,34 @@ def _begin_open(draft: Draft) -> None:
     draft.card = replace(draft.card, residents=(*draft.card.residents, *coming))
     for tenant in arriving:
         epoch = draft.gate(tenant, open_=True)
-        unproved = [
-            {"snapshot": c.snapshot, "slot": c.slot, "tokens": c.tokens}
-            for c in swap.conversations
-            if c.tenant == tenant and c.result is ProofResult.UNPROVED
-        ]
         draft.record(Step.OPEN, tenant)
-        draft.tell_gateways(Step.OPEN, tenant, {"epoch": epoch, "swap": swap.id, "unproved": unproved})
+        draft.tell_gateways(Step.OPEN, tenant, {"epoch": epoch, "swap": swap.id, **_comes_back(swap, tenant)})
         if not draft.world.gateways:
             draft.finish(Step.OPEN, tenant, StepOutcome.DONE)
+
+
+def _comes_back(swap: Swap, tenant: str) -> Mapping[str, object]:
+    """What a gateway must know of a tenant's conversations: what to prove, to ask for, and to send again.
+
+    `loaded`: its process is a new one, so that nothing else is in it.
+    """
+    mine = [c for c in swap.conversations if c.tenant == tenant]
+    return {
+        "loaded": any(r.step is Step.LOAD and r.tenant == tenant for r in swap.steps),
+        "unproved": [
+            {"snapshot": c.snapshot, "slot": c.slot, "tokens": c.tokens, "id": c.id, "links": list(c.links)}
+            for c in mine
+            if c.result is ProofResult.UNPROVED
+        ],
+        "kept": [
+            {"snapshot": c.snapshot, "id": c.id, "links": list(c.links), "tokens": c.tokens} for c in mine if c.kept
+        ],
+        "recall": [
+            {"snapshot": c.snapshot, "id": c.id, "tokens": c.tokens}
+            for c in mine
+            if c.strategy == Strategy.REPLAY and c.saved and c.result is None
+        ],
+    }
 
 
 _BEGIN: Mapping[Step, Callable[[Draft], None]] = {

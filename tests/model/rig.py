@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from swapper.core import machine, plan, turn
+from swapper.core import machine, plan, reuse, turn
 from swapper.core.apply import apply
 from swapper.core.commit import Commit, Committed
 from swapper.core.conversations import ProofResult
@@ -174,10 +174,10 @@ class Rig:
         talk = swap.conversations[at]
         data = {"snapshot": talk.snapshot, "result": str(result), "swap": swap_id}
         report = Report("gateway:g", swap.card, talk.tenant, 0, 0, "proof", "ok", data=data)
-        self._write(lambda world: machine.on_proof(turn.card_of(world, swap.card), swap, report))
+        self._write(lambda world: reuse.on_proof(turn.card_of(world, swap.card), swap, report))
         told = self.library.swap(swap_id)
         assert told is not None
-        if machine.on_proof(turn.card_of(self.read(), swap.card), told, report) is not None:
+        if reuse.on_proof(turn.card_of(self.read(), swap.card), told, report) is not None:
             raise Broken("a proof was taken twice")
 
     # Deciding and writing.

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from swapper.core import clock, machine
+from swapper.core import clock, machine, reuse
 from swapper.core.conversations import ProofResult
 from swapper.core.types import Gate, LeaseState, Report, Step, StepOutcome
 from tests.support.play import GIB, MED, SLOTS, SMALL, Play, granted, offers, spec, tenant
@@ -196,10 +196,10 @@ def test_a_proof_is_said_once() -> None:
         "ok",
         data={"swap": back.id, "snapshot": back.conversations[0].snapshot, "result": "warm", "cache_n": 3999},
     )
-    commit = machine.on_proof(play.card, back, report)
+    commit = reuse.on_proof(play.card, back, report)
     assert commit is not None
     assert commit.conversations[0].result is ProofResult.WARM
-    assert machine.on_proof(play.card, commit.swaps[0], report) is None
+    assert reuse.on_proof(play.card, commit.swaps[0], report) is None
 
 
 def test_after_a_gap_no_granted_lease_expires_before_its_ttl_or_thirty_seconds() -> None:

@@ -1,0 +1,228 @@
+"""How the conversations of a tenant that leaves are kept: in what order, how, and for how long that may take. Pure.
+
+Slots are saved as they are, or conversations are recalled first; what an answer teaches about that is noted here, too.
+
+A recall is a gateway's: it sends the conversation's last request again, nothing to be generated, so that it stands in a
+slot and that slot can be saved. This pulls a conversation out of the server's RAM cache (the sweep) and takes one of a
+hybrid model back to the end of its request (the rewind). Recalls of one tenant go one after the other: each may push
+another conversation out of its slot, which is saved by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import cast
+
+from swapper.core import plan
+from swapper.core.conversations import Conversation, Keeping, ProofResult, Strategy
+from swapper.core.draft import Draft
+from swapper.core.types import Card, Command, Report, Step, WorkClass
+
+RECALL = "recall"
+"""The verb of a gateway. Arguments `conversation` (its id) and `limit_ms`; data `slot`, `tokens`, `cache_n`,
+`prompt_n`."""
+RECALL_MS = 15_000
+"""One recall may take so long: from the RAM cache it takes milliseconds, so that one which takes longer is being read
+anew."""
+REPLAYED = "replay:"
+"""What stands before a conversation's id where a snapshot's name would stand, and there is none."""
+
+
+def of(card: Card, tenant: str | None) -> Keeping:
+    """How a tenant's conversations are kept, as far as its agent has said."""
+    return card.keeping.get(tenant or "", Keeping())
+
+
+def learn(draft: Draft, tenant: str, data: Mapping[str, object]) -> None:
+    """Take over what the agent says of the model; what was seen to fail under another fingerprint counts no more."""
+    if "strategies" not in data:
+        return
+    strategies, fingerprint = _texts(data["strategies"]), str(data.get("fingerprint", ""))
+    before = draft.card.keeping.get(tenant)
+    now = Keeping(strategies, fingerprint)
+    if before is not None and before.fingerprint == fingerprint:
+        now = replace(now, demoted=before.demoted)
+    if now != before:
+        draft.card = replace(draft.card, keeping={**draft.card.keeping, tenant: now})
+
+
+def note_known(draft: Draft, command: Command, report: Report) -> None:
+    """A gateway has nothing in flight any more and says, once, which conversations of the tenant it knows there."""
+    if command.tenant is not None:
+        draft.update(known=(*draft.swap.known, *talks(command.tenant, report)))
+
+
+def talks(tenant: str, report: Report) -> tuple[Conversation, ...]:
+    """The conversations a gateway says it knows in the server: `talks` of its report, each without a snapshot."""
+    said = cast("Sequence[Mapping[str, object]]", report.data.get("talks", ()))
+    return tuple(_talk(tenant, report.executor, one) for one in said)
+
+
+def _talk(tenant: str, gateway: str, said: Mapping[str, object]) -> Conversation:
+    slot = said.get("slot")
+    snapshot = said.get("snapshot")
+    return Conversation(
+        tenant,
+        slot if isinstance(slot, int) else -1,
+        "",
+        _int(said, "tokens"),
+        0,
+        id=str(said.get("id", "")),
+        links=_texts(said.get("links", ())),
+        used_ms=_int(said, "used_ms"),
+        gateway=gateway if said.get("recallable") else None,
+        replaces=str(snapshot) if snapshot else None,
+    )
+
+
+def plan_saves(draft: Draft, tenant: str, slots: Sequence[Mapping[str, int]]) -> tuple[Conversation, ...]:
+    """What is to be saved, recalled or said lost of a tenant whose slots hold `slots` ({slot, tokens})."""
+    keeping, token = of(draft.card, tenant), draft.swap.token
+    known = _newest(c for c in draft.swap.known if c.tenant == tenant)
+    if keeping.strategy is Strategy.OFF:
+        why = "; ".join(keeping.demoted.values()) or "its conversations are not kept (strategy off)"
+        return tuple(_cold(c, why, Strategy.OFF) for c in known)
+    if keeping.strategy is Strategy.REPLAY:
+        return tuple(_to_replay(c) if c.gateway else _cold(c, _NO_TEXT, Strategy.REPLAY) for c in known)
+    found = _in_slots(slots, known)
+    configured = draft.spec.tenants.get(tenant)
+    sweep = configured is None or configured.sweep
+    rewind = keeping.strategy is Strategy.REWIND
+    as_they_are: list[Conversation] = []
+    recalls: list[Conversation] = []
+    for use in slots:
+        talk = found.get(use["slot"]) or Conversation(tenant, use["slot"], "", use["tokens"], 0)
+        talk = replace(talk, slot=use["slot"], tokens=use["tokens"])
+        if rewind and talk.gateway is not None:
+            recalls.append(replace(talk, recall=True, strategy=Strategy.REWIND))
+        else:
+            as_they_are.append(replace(talk, snapshot=plan.snapshot_name(tenant, token, use["slot"])))
+    in_slots = {c.id for c in found.values()}
+    beyond = [c for c in known if c.id not in in_slots]
+    anonymous = len(as_they_are) - sum(1 for c in as_they_are if c.id)
+    recalls += [replace(c, slot=-1, recall=True, strategy=keeping.strategy) for c in beyond if c.gateway and sweep]
+    if len(beyond) > anonymous:  # else one of the unnamed slots may be it
+        why = _NO_TEXT if sweep else "it was not in a slot, and only slots are saved (sweep: false)"
+        as_they_are += [_cold(c, why, keeping.strategy) for c in beyond if not (c.gateway and sweep)]
+    recalls.sort(key=lambda c: -c.used_ms)
+    named = [replace(c, snapshot=plan.snapshot_name(tenant, token, f"c{k}")) for k, c in enumerate(recalls)]
+    return (*as_they_are, *named)
+
+
+_NO_TEXT = "it was not in a slot, and its last request is not kept, so that it could not be recalled"
+
+
+def _newest(talks: Iterable[Conversation]) -> list[Conversation]:
+    """Each conversation once, as whoever used it last knows it, the most recent first."""
+    newest: dict[str, Conversation] = {}
+    for talk in sorted(talks, key=lambda c: (c.used_ms, c.gateway is not None)):
+        newest[talk.id] = talk
+    return sorted(newest.values(), key=lambda c: -c.used_ms)
+
+
+def _in_slots(slots: Sequence[Mapping[str, int]], talks: Sequence[Conversation]) -> Mapping[int, Conversation]:
+    """Slot -> the conversation in it: the one said to be there, or the only one of as many tokens."""
+    holds = {use["slot"]: use["tokens"] for use in slots if use["tokens"] > 0}
+    found = {c.slot: c for c in reversed(talks) if c.slot in holds and holds[c.slot] == c.tokens}
+    placed = {c.id for c in found.values()}
+    for slot, tokens in holds.items():
+        fitting = [c for c in talks if c.tokens == tokens and c.id not in placed]
+        rivals = [s for s, n in holds.items() if n == tokens and s not in found]
+        if slot not in found and len(fitting) == 1 and len(rivals) == 1:
+            found[slot] = fitting[0]
+    return found
+
+
+def _cold(talk: Conversation, why: str, strategy: Strategy) -> Conversation:
+    name = f"{REPLAYED}{talk.id}"
+    return replace(talk, slot=-1, snapshot=name, strategy=strategy, result=ProofResult.COLD, reason=why)
+
+
+def _to_replay(talk: Conversation) -> Conversation:
+    return replace(talk, slot=-1, snapshot=f"{REPLAYED}{talk.id}", strategy=Strategy.REPLAY, saved=True)
+
+
+def recall(draft: Draft, tenant: str) -> bool:
+    """Command the next recall of a tenant that has none; False when nothing is left to recall."""
+    while (talk := _next(draft, tenant)) is not None:
+        why = _no_recall(draft, talk)
+        if why is None and talk.gateway is not None:
+            left = _until(draft) - draft.now
+            args = {"conversation": talk.id, "name": talk.snapshot, "limit_ms": min(left, RECALL_MS)}
+            draft.record(Step.SAVE, tenant)
+            draft.command(talk.gateway, RECALL, tenant, args)
+            return True
+        mark(draft, talk.snapshot, recall=False, result=ProofResult.COLD, reason=why)
+    return False
+
+
+def _next(draft: Draft, tenant: str) -> Conversation | None:
+    return next((c for c in draft.swap.conversations if c.tenant == tenant and c.recall and not c.saved), None)
+
+
+def _no_recall(draft: Draft, talk: Conversation) -> str | None:
+    if talk.gateway is None or talk.gateway.removeprefix("gateway:") not in draft.world.gateways:
+        return "the gateway that had its last request is gone"
+    if draft.now >= _until(draft):
+        return "there was no time left to recall it"
+    return None
+
+
+def _until(draft: Draft) -> int:
+    """When the time for saving is over: the drain limit of whoever waits for the card, from the swap's beginning."""
+    lease = draft.world.leases.get(draft.swap.lease or "")
+    klass = lease.request.klass if lease is not None else WorkClass.INTERACTIVE
+    return draft.swap.started_ms + draft.spec.policy.drain_ms[klass]
+
+
+def recalled(draft: Draft, command: Command, report: Report) -> str | None:
+    """It stands in a slot: that one is saved. Else it is cold; returns why."""
+    name, tenant = str(command.args["name"]), command.tenant
+    assert tenant is not None
+    if report.outcome != "ok":
+        reason = report.detail or "it could not be recalled"
+        mark(draft, name, recall=False, result=ProofResult.COLD, reason=reason)
+        return reason
+    slot = _int(report.data, "slot")
+    mark(draft, name, recall=False, slot=slot, tokens=_int(report.data, "tokens"))
+    (talk,) = (c for c in draft.swap.conversations if c.snapshot == name)
+    draft.command(draft.agent_of(tenant), Step.SAVE, tenant, save_args(talk))
+    return None
+
+
+def save_args(talk: Conversation) -> Mapping[str, object]:
+    """Arguments of a save: which slot, under which fresh name, and whose conversation it is where that is known."""
+    args: dict[str, object] = {"slot": talk.slot, "name": talk.snapshot, "strategy": talk.strategy}
+    if talk.id:
+        args["conversation"] = {"id": talk.id, "links": list(talk.links), "used_ms": talk.used_ms}
+    if talk.replaces:
+        args["replaces"] = talk.replaces
+    return args
+
+
+def demote(card: Card, tenant: str, strategy: str, why: str) -> Card:
+    """A restored conversation that was only continued was read anew: the strategy is not used for this model again."""
+    keeping = of(card, tenant)
+    if strategy not in keeping.strategies or strategy in keeping.demoted:
+        return card
+    demoted = {**keeping.demoted, strategy: why}
+    return replace(card, keeping={**card.keeping, tenant: replace(keeping, demoted=demoted)})
+
+
+def mark(draft: Draft, snapshot: str, **changes: object) -> None:
+    """Change the line of one conversation of the swap."""
+    talks = tuple(
+        replace(c, **changes) if c.snapshot == snapshot else c  # pyright: ignore[reportArgumentType]
+        for c in draft.swap.conversations
+    )
+    draft.update(conversations=talks)
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(str(one) for one in cast("Sequence[object]", value)) if isinstance(value, list | tuple) else ()
+
+
+def _int(data: Mapping[str, object], key: str) -> int:
+    value = data.get(key, 0)
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,276 @@
+"""What is saved of a tenant that leaves, in which order, and what comes back: by slots, by recalls, by its text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+
+from swapper.core import keeping, reuse
+from swapper.core.conversations import Conversation, ProofResult, Strategy
+from swapper.core.types import Command, LeaseState, Report
+from tests.support.play import MED, Play, spec, tenant
+
+Offer = Callable[[Play], Sequence[Mapping[str, object]]]
+A, B, C = "a" * 32, "b" * 32, "c" * 32
+
+
+def talk(id: str, tokens: int, used_ms: int, **more: object) -> dict[str, object]:
+    return {"id": id, "links": [id], "tokens": tokens, "used_ms": used_ms, "recallable": True, **more}
+
+
+def leaving(
+    talks: Sequence[Mapping[str, object]],
+    slots: Sequence[Mapping[str, int]],
+    strategies: Sequence[str] = ("slots", "replay"),
+    fingerprint: str = "f1",
+    **traits: bool,
+) -> Play:
+    """A lease wants the card that med serves; its drain is answered."""
+    play = Play(spec(tenant("med", **traits)), MED)
+    play.enqueue("a")
+    play.decide()
+    leave(play, talks, slots, strategies, fingerprint)
+    return play
+
+
+def leave(
+    play: Play,
+    talks: Sequence[Mapping[str, object]],
+    slots: Sequence[Mapping[str, int]],
+    strategies: Sequence[str] = ("slots", "replay"),
+    fingerprint: str = "f1",
+) -> None:
+    play.say(play.pending("close"), {"in_flight": 0, "talks": talks})
+    play.say(play.pending("drain"), {"slots": slots, "strategies": strategies, "fingerprint": fingerprint})
+
+
+def saves(play: Play) -> list[Command]:
+    return [c for c in play.swap.pending if c.verb == "save"]
+
+
+def save_all(play: Play) -> list[tuple[str, Mapping[str, object]]]:
+    """Answer recalls and saves until the release; what was commanded, in order."""
+    done: list[tuple[str, Mapping[str, object]]] = []
+    while play.swap.stage == "save":
+        command = play.swap.pending[0]
+        done.append((command.verb, command.args))
+        if command.verb == keeping.RECALL:
+            play.answer(command, slot=1, tokens=1500, cache_n=1499, prompt_n=1)
+        else:
+            play.answer(command, tokens=1500, bytes=3 << 20)
+    return done
+
+
+def back(play: Play, offer: Offer, n_slots: int = 2, **load: object) -> Play:
+    """The lease ends and the resident comes back, its agent offering snapshots; stops when the gateway is to open."""
+    play.run()
+    snapshots = offer(play)
+    play.end("a")
+    play.decide()
+    play.run(until="load")
+    play.say(play.pending("load"), {"n_slots": n_slots, "snapshots": snapshots, **load})
+    play.run(until="open", restore={"tokens": 1500})
+    return play
+
+
+def offered(play: Play) -> list[dict[str, object]]:
+    return [
+        {"snapshot": c.snapshot, "slot": c.slot, "tokens": c.tokens, "bytes": c.bytes, "id": c.id, "links": [c.id]}
+        for c in sorted(play.card.saved, key=lambda c: -c.used_ms)
+        if c.strategy != Strategy.REPLAY
+    ]
+
+
+def nothing(_: Play) -> list[dict[str, object]]:
+    return []
+
+
+def lines(play: Play) -> dict[str, Conversation]:
+    return {c.id: c for c in play.swap.conversations}
+
+
+def test_a_slot_is_saved_as_the_only_conversation_of_as_many_tokens() -> None:
+    play = leaving([talk(A, 1500, 2), talk(B, 900, 1)], [{"slot": 0, "tokens": 900}, {"slot": 1, "tokens": 1500}])
+    found = {c.args["slot"]: c.args["conversation"] for c in saves(play)}
+    assert found[0] == {"id": B, "links": [B], "used_ms": 1}
+    assert found[1] == {"id": A, "links": [A], "used_ms": 2}
+
+
+def test_where_the_gateway_knows_the_slot_equal_lengths_are_told_apart() -> None:
+    slots = [{"slot": 0, "tokens": 1500}, {"slot": 1, "tokens": 1500}]
+    play = leaving([talk(A, 1500, 2, slot=1), talk(B, 1500, 1)], slots)
+    found = {c.args["slot"]: c.args["conversation"] for c in saves(play)}
+    assert {slot: said["id"] for slot, said in found.items()} == {1: A, 0: B}  # pyright: ignore[reportIndexIssue]
+
+
+def test_slots_of_equal_length_that_nobody_tells_apart_are_saved_unnamed_and_their_conversations_recalled() -> None:
+    slots = [{"slot": 0, "tokens": 1500}, {"slot": 1, "tokens": 1500}]
+    play = leaving([talk(A, 1500, 2), talk(B, 1500, 1)], slots)
+    assert all("conversation" not in c.args for c in saves(play))
+    assert [verb for verb, _ in save_all(play)] == ["save", "save", "recall", "save", "recall", "save"]
+
+
+def test_beyond_the_slots_one_after_the_other_is_recalled_and_saved_the_most_recent_first() -> None:
+    talks = [talk(A, 1500, 3), talk(B, 800, 2), talk(C, 700, 1)]
+    play = leaving(talks, [{"slot": 0, "tokens": 1500}])
+    done = save_all(play)
+    assert [verb for verb, _ in done] == ["save", "recall", "save", "recall", "save"]
+    assert [args["conversation"] for verb, args in done if verb == "recall"] == [B, C]
+    assert done[2][1]["slot"] == 1
+    play.run()
+    assert play.lease("a").state is LeaseState.GRANTED
+    assert [c.id for c in play.card.saved] == [A, B, C]
+
+
+def test_without_sweep_what_is_beyond_the_slots_is_cold_and_said_so() -> None:
+    play = leaving([talk(A, 1500, 2), talk(B, 800, 1)], [{"slot": 0, "tokens": 1500}], sweep=False)
+    assert [c.verb for c in play.swap.pending] == ["save"]
+    assert lines(play)[B].result is ProofResult.COLD
+    assert "sweep: false" in (lines(play)[B].reason or "")
+
+
+def test_a_conversation_whose_text_is_not_kept_cannot_be_recalled_and_is_cold() -> None:
+    play = leaving([talk(A, 1500, 2), talk(B, 800, 1, recallable=False)], [{"slot": 0, "tokens": 1500}])
+    assert "not kept" in (lines(play)[B].reason or "")
+
+
+def test_a_hybrid_model_is_rewound_before_each_save_and_what_nobody_knows_is_saved_as_it_is() -> None:
+    slots = [{"slot": 0, "tokens": 1500}, {"slot": 1, "tokens": 444}]
+    play = leaving([talk(A, 1500, 2)], slots, ("rewind", "replay"))
+    (plain,) = saves(play)
+    assert (plain.args["slot"], plain.args["strategy"]) == (1, "slots")
+    done = save_all(play)
+    assert [verb for verb, _ in done] == ["save", "recall", "save"]
+    assert done[2][1]["strategy"] == "rewind"
+
+
+def test_a_recall_that_fails_makes_one_conversation_cold_and_the_others_are_saved() -> None:
+    play = leaving([talk(A, 900, 2), talk(B, 800, 1)], [])
+    play.answer(play.pending("recall"), ok=False, detail="it took longer than 15 s")
+    assert lines(play)[A].reason == "it took longer than 15 s"
+    assert save_all(play)[0][1]["conversation"] == B
+
+
+def test_when_a_gateway_dies_over_a_recall_its_conversations_are_cold_and_the_swap_goes_on() -> None:
+    play = leaving([talk(A, 900, 2), talk(B, 800, 1)], [])
+    play.gateways()
+    play.decide()
+    assert play.swap.stage == "release"
+    assert {c.reason for c in play.swap.conversations} == {"the gateway that had its last request is gone"}
+
+
+def test_the_time_for_recalls_ends_with_the_drain_limit_of_who_waits() -> None:
+    play = leaving([talk(A, 900, 2), talk(B, 800, 1)], [])
+    play.pass_time(play.spec.policy.drain_ms[play.lease("a").request.klass])
+    play.answer(play.pending("recall"), slot=0, tokens=900)
+    play.answer(play.pending("save"), tokens=900, bytes=1)
+    assert lines(play)[B].reason == "there was no time left to recall it"
+    assert play.swap.stage == "release"
+
+
+@pytest.mark.parametrize(
+    ("talks", "strategies"),
+    [([talk(A, 9, 1, recallable=False)], ["replay"]), ([talk(A, 9, 1)], [])],
+)
+def test_where_conversations_are_required_nothing_is_unloaded_that_cannot_be_kept(
+    talks: list[dict[str, object]], strategies: list[str]
+) -> None:
+    play = leaving(talks, [], strategies, save_required=True)
+    assert play.swap.back
+    assert play.card.residents == (MED,)
+
+
+def test_a_recall_that_fails_turns_a_swap_back_where_conversations_are_required() -> None:
+    play = leaving([talk(A, 900, 2)], [], save_required=True)
+    play.answer(play.pending("recall"), ok=False, detail="no answer")
+    assert play.swap.back
+    play.run()
+    assert play.lease("a").state is LeaseState.FAILED
+
+
+def test_a_model_that_cannot_be_restored_keeps_the_text_alone_and_its_gateway_replays_it() -> None:
+    play = leaving([talk(A, 900, 2), talk(B, 800, 1)], [{"slot": 0, "tokens": 900}], ["replay"])
+    assert play.swap.stage == "release"
+    back(play, nothing, n_slots=1, strategies=["replay"], fingerprint="f1")
+    args = play.pending("open").args
+    assert args["recall"] == [{"snapshot": f"replay:{A}", "id": A, "tokens": 900}]
+    assert args["loaded"] is True
+    assert "more conversations than slots" in (lines(play)[B].reason or "")
+
+
+def test_a_replay_is_unproved_until_an_answer_shows_reuse() -> None:
+    play = leaving([talk(A, 900, 2)], [], ["replay"])
+    back(play, nothing, strategies=["replay"], fingerprint="f1").run()
+    swap = play.log["sw_101"]
+    said = Report(
+        "gateway:g1", "gpu0", MED, 0, 0, "recalled", "ok", data={"snapshot": f"replay:{A}", "slot": 1, "tokens": 890}
+    )
+    commit = reuse.on_recalled(play.card, swap, said)
+    assert commit is not None
+    (line,) = commit.conversations
+    assert (line.restored, line.slot, line.tokens, line.result) == (True, 1, 890, ProofResult.UNPROVED)
+    assert reuse.on_recalled(play.card, commit.swaps[0], said) is None
+
+
+def test_what_does_not_fit_the_slots_stays_on_disk_and_the_gateways_are_told() -> None:
+    play = leaving([talk(A, 900, 3), talk(B, 800, 2), talk(C, 700, 1)], [])
+    save_all(play)
+    back(play, offered)
+    args = play.pending("open").args
+    assert [one["id"] for one in args["unproved"]] == [A, B]  # pyright: ignore[reportGeneralTypeIssues, reportUnknownVariableType]
+    assert [one["id"] for one in args["kept"]] == [C]  # pyright: ignore[reportGeneralTypeIssues, reportUnknownVariableType]
+
+
+def test_a_refused_snapshot_is_cold_and_its_text_is_replayed_on_a_second_line() -> None:
+    play = leaving([talk(A, 900, 3)], [])
+    save_all(play)
+    why = "saved under another llama-server build"
+    back(play, lambda play: [{**one, "refused": why} for one in offered(play)])
+    cold, again = play.swap.conversations
+    assert (cold.result, cold.reason) == (ProofResult.COLD, why)
+    assert (again.strategy, again.id, again.result) == ("replay", A, None)
+    assert play.pending("open").args["recall"]
+
+
+def proof(snapshot: str, **data: object) -> Report:
+    return Report("gateway:g1", "gpu0", MED, 0, 0, "proof", "ok", data={"snapshot": snapshot, **data})
+
+
+def test_a_continued_conversation_that_was_read_anew_demotes_its_strategy_for_that_model_build_and_preset() -> None:
+    play = leaving([talk(A, 900, 3)], [])
+    save_all(play)
+    back(play, offered, strategies=["slots", "replay"], fingerprint="f1").run()
+    swap = play.log["sw_101"]
+    snapshot = swap.conversations[0].snapshot
+    commit = reuse.on_proof(play.card, swap, proof(snapshot, result="cold", reason="read again", continued=True))
+    assert commit is not None
+    play.apply(commit)
+    assert keeping.of(play.card, MED).strategy is Strategy.REPLAY
+    assert "from now on: replay" in commit.alerts[0].text
+    play.enqueue("b")
+    play.decide()
+    leave(play, [talk(A, 900, 3)], [{"slot": 0, "tokens": 900}])
+    assert play.swap.stage == "release"
+    assert lines(play)[A].strategy == "replay"
+
+
+def test_a_new_build_gets_every_strategy_again() -> None:
+    play = leaving([talk(A, 900, 3)], [])
+    card = keeping.demote(play.card, MED, "slots", "seen to fail")
+    assert keeping.of(card, MED).strategy is Strategy.REPLAY
+    play.world.cards["gpu0"] = card  # pyright: ignore[reportIndexIssue]
+    save_all(play)
+    back(play, nothing, strategies=["slots", "replay"], fingerprint="f2")
+    assert keeping.of(play.card, MED).strategy is Strategy.SLOTS
+
+
+def test_an_edited_conversation_that_was_read_anew_demotes_nothing() -> None:
+    play = leaving([talk(A, 900, 3)], [])
+    save_all(play)
+    back(play, offered).run()
+    swap = play.log["sw_101"]
+    commit = reuse.on_proof(play.card, swap, proof(swap.conversations[0].snapshot, result="cold", reason="edited"))
+    assert commit is not None
+    assert not commit.alerts
+    assert commit.conversations[0].result is ProofResult.COLD
