@@ -9,16 +9,19 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from swapper.core.types import WorkClass
 from swapper.gateway.errors import bad_encoding, bad_request
 from swapper.problem import Problem
+from swapper.snapshots.chain import Prompt
 
 MEMBERS = 4096
 """How many gzip members a body may have: an empty one takes 20 bytes and counts for no byte of any limit."""
+MESSAGES = 250_000
+"""Beyond so many objects in a body no chain is made of it."""
 _PIECE_BYTES = 1 << 20
 _AS_IT_IS = frozenset({"", "identity"})
 _GZIP = frozenset({"gzip", "x-gzip"})
@@ -90,22 +93,29 @@ def decoding(encodings: Iterable[str]) -> Decoding | Problem:
     return Decoding(name) if name in _GZIP or name == _DEFLATE else bad_encoding(encoding)
 
 
-class _Body(msgspec.Struct):
+class _Bare(msgspec.Struct):
+    model: str | None = None
+    stream: bool | None = None
+
+
+class _Body(Prompt):
     model: str | None = None
     stream: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a body asks for."""
+    """What a body asks for; `fields` are views of it, None where no chain can be made of what stands there."""
 
     model: str
     stream: bool
+    fields: Prompt | None = field(default=None, repr=False, compare=False)
 
 
 _LONE_AT_END = re.compile(rb"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\?$|\\u[0-9a-fA-F]{0,4}$|\\u[dD][c-fC-F])")
 """Where fewer bytes follow than the other half has, the decoder says that the body is cut."""
 _LONE_BYTES = 16
+_bare = msgspec.json.Decoder(_Bare)
 _decoder = msgspec.json.Decoder(_Body)
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -115,7 +125,7 @@ def parse_body(body: bytes) -> Ask | Problem:
     try:
         if not body.isascii():
             body.decode()  # the decoder skips what it does not look for
-        decoded = _decoder.decode(body)
+        decoded = _decode(body)
     except msgspec.ValidationError as error:
         return bad_request(f"the body has a wrong field: {error}")
     except RecursionError:
@@ -128,7 +138,20 @@ def parse_body(body: bytes) -> Ask | Problem:
         return bad_request(f"the body is not JSON: {error}")
     if not decoded.model:
         return bad_request("the body names no model", param="model", code="model_missing")
-    return Ask(decoded.model, bool(decoded.stream))
+    return Ask(decoded.model, bool(decoded.stream), decoded if isinstance(decoded, Prompt) else None)
+
+
+def _decode(body: bytes) -> _Body | _Bare:
+    """The body with what its chain is made of, or without where that is not of its type: the server says its own error.
+
+    Of a body that may hold very many messages nothing is made: each takes 30 times the three bytes it can be sent in.
+    """
+    if len(body) > 2 * MESSAGES and body.count(b"{") > MESSAGES:
+        return _bare.decode(body)
+    try:
+        return _decoder.decode(body)
+    except msgspec.ValidationError:
+        return _bare.decode(body)
 
 
 def with_model(body: bytes, model: str) -> bytes:
