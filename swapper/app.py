@@ -35,6 +35,7 @@ from swapper.gateway.admission import Admission
 from swapper.gateway.context import GatewayContext, Limits, ModelInfo, Target
 from swapper.gateway.member import Member
 from swapper.gateway.pipe import open_session
+from swapper.slotclaim import claimed
 from swapper.statefolder import StateFolder, writing
 from swapper.store.kept import Kept
 from swapper.store.redis import RedisStore
@@ -124,7 +125,8 @@ class _Live:
 async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Running]:
     """Everything of one host, started; on leaving the block everything is stopped again.
 
-    Raises ConfigError (another serve on the state folder, one that nobody may write, an address in use), StoreDown
+    Raises ConfigError (another serve on the state folder or on a router's slot folder, a state folder that nobody may
+    write, an address in use), StoreDown
     of a configured store, BackendError, SwapperError when our own store or the folder cannot be had (a full disk), or
     when a part ends while the others are started.
     """
@@ -132,6 +134,7 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
     async with AsyncExitStack() as stack:
         folder = StateFolder(config.state_dir)
         stack.callback(folder.release)
+        stack.enter_context(claimed(config))
         store = await _store(config, folder, stack, failed)
         spec = config.spec()
         controls = {name: control_of(name, entry, config) for name, entry in config.tenants.items()}
@@ -211,6 +214,7 @@ def _backend(name: str, entry: TenantEntry, config: Config, spec: Spec, control:
         api_key=os.environ.get(entry.api_key_env) if entry.api_key_env else None,
         control=control,
         path_map=entry.path_map,
+        strategy=keep.strategy,
         keep=Keep(age_ms=keep.keep_ms, bytes=keep.budget_mib * MIB if keep.budget_mib else None),
     )
 

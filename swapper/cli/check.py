@@ -20,6 +20,7 @@ from swapper.cli.common import SEARCHED, print_json
 from swapper.config import Config, TenantEntry, load
 from swapper.config.advice import advise, advise_live, model_options
 from swapper.errors import ConfigError, StoreDown
+from swapper.slotclaim import taken
 
 _TIMEOUT_S = 5.0
 _SWAPPER = (
@@ -65,6 +66,7 @@ async def examine(config: Config, environ: Mapping[str, str]) -> list[Finding]:
     if not config.keys and not config.listen[0].startswith(("127.", "localhost", "::1")):
         text = f"listen: {config.document.listen} without auth.keys: whoever reaches the port may take the cards"
         found.append(Finding(False, f"{text}; add keys, or listen on 127.0.0.1"))
+    found += [Finding(True, text) for text in taken(config)]
     found += [one async for one in _store(config)]
     for server, entry in config.tenants.items():
         found += [one async for one in _server(config, server, entry, environ)]
