@@ -214,6 +214,7 @@ def _backend(name: str, entry: TenantEntry, config: Config, spec: Spec, control:
         api_key=os.environ.get(entry.api_key_env) if entry.api_key_env else None,
         control=control,
         path_map=entry.path_map,
+        strategy=keep.strategy,
         keep=Keep(age_ms=keep.keep_ms, bytes=keep.budget_mib * MIB if keep.budget_mib else None),
     )
 

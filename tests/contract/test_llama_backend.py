@@ -84,6 +84,18 @@ async def test_whose_conversation_was_saved_is_told_by_the_next_load(backend: Ll
     assert loaded.fingerprint != ""
 
 
+@pytest.mark.parametrize(
+    ("model", "best"),
+    [("alpha", ("slots", "replay")), ("gemma", ("replay",)), ("lfm", ("rewind", "replay"))],
+)
+async def test_how_conversations_are_kept_follows_from_the_models_own_file(
+    backend: LlamaRouter, model: str, best: tuple[str, ...]
+) -> None:
+    assert (await backend.load(f"llama/{model}")).strategies == best
+    assert (await backend.quiesce(f"llama/{model}")).strategies == best
+    await backend.release(f"llama/{model}", limit_ms=10_000)
+
+
 async def test_saves_and_restores_run_side_by_side_and_ask_for_nothing_twice(
     backend: LlamaRouter, talk: Talk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,6 +343,7 @@ async def test_a_server_without_a_slot_folder_cannot_save_and_says_so_as_such(
     await backend.load("l/alpha")
     with pytest.raises(SaveUnsupported, match="--slot-save-path"):
         await backend.save("l/alpha", SaveArgs(0, "x.kv"))
+    assert (await backend.quiesce("l/alpha")).strategies == ()
     await backend.close()
 
 

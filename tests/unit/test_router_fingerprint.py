@@ -9,7 +9,7 @@ import pytest
 
 from swapper.demo.models import make_models
 from workers.llama.fingerprint import Args
-from workers.llama.gguf import GgufIdentities, header_digest, shards
+from workers.llama.gguf import GgufIdentities, read_header, shards
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +61,8 @@ def test_the_identity_covers_the_header_and_not_the_weights(model: Path, tmp_pat
     data[model.read_bytes().index(b"alpha")] ^= 1
     header = tmp_path / "header.gguf"
     header.write_bytes(data)
-    assert header_digest(weights) == header_digest(model)
-    assert header_digest(header) != header_digest(model)
+    assert read_header(weights).digest == read_header(model).digest
+    assert read_header(header).digest != read_header(model).digest
 
 
 def test_an_identity_is_computed_once_for_each_state_of_a_file(
@@ -77,11 +77,20 @@ def test_an_identity_is_computed_once_for_each_state_of_a_file(
         raise AssertionError("read again")
 
     with monkeypatch.context() as patched:
-        patched.setattr("workers.llama.gguf.header_digest", fail)
+        patched.setattr("workers.llama.gguf.read_header", fail)
         assert GgufIdentities(tmp_path).identity(str(copy)) == first
     os.utime(copy, ns=(0, 12345))
     touched = GgufIdentities(tmp_path).identity(str(copy))
     assert (touched.digest, touched.mtime_ns) == (first.digest, 12345)
+
+
+def test_what_a_header_says_of_its_architecture_is_known_without_the_rest(model: Path, tmp_path: Path) -> None:
+    facts = GgufIdentities(tmp_path).facts(str(model))
+    assert facts is not None
+    assert (facts["general.architecture"], facts["llama.embedding_length"]) == ("llama", 256)
+    assert {key.partition(".")[0] for key in facts} == {"general", "llama"}
+    assert GgufIdentities(tmp_path).facts(str(model)) == facts
+    assert GgufIdentities(tmp_path).facts(str(tmp_path / "absent.gguf")) is None
 
 
 @pytest.mark.parametrize("keep", [0, 3, 20, 2000])

@@ -91,7 +91,7 @@ class _Files:
 
 
 class Fingerprints:
-    """Fingerprints of the children that run now, each computed once for its port."""
+    """Fingerprints of the models that run now, each computed once for its run."""
 
     def __init__(self, http: RouterHttp, identities: GgufIdentities, local_path: Callable[[str], str]) -> None:
         self._http = http
@@ -102,8 +102,8 @@ class Fingerprints:
     async def of(self, model: Model, environ: Sequence[str] = ()) -> Fingerprint:
         """Fingerprint of a loaded model; `environ` is its child's environment where known. Raises BackendError."""
         args = Args.of(model.status.args, environ)
-        key = (model.id, args.last("--port"))
-        if key not in self._known:
+        key = (model.id, model.run)
+        if not model.run or key not in self._known:
             self._known = {k: v for k, v in self._known.items() if k[0] != model.id}
             self._known[key] = await self._take(model.id, args)
         return self._known[key]

@@ -8,6 +8,7 @@ words. Touches the network only.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from types import TracebackType
 from typing import TypeVar
 
@@ -34,12 +35,16 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class Model(msgspec.Struct, frozen=True):
-    """One entry of GET /models. `name` is what we call it by: its id, or the alias it was looked up under."""
+    """One entry of GET /models. `name` is what we call it by: its id, or the alias it was looked up under.
+
+    `run` tells the process it runs in from those before: its port here (`0` or the last one while it does not run).
+    """
 
     id: str
     status: Status
     aliases: list[str] = []
     name: str = ""
+    run: str = ""
 
 
 class Slot(msgspec.Struct, frozen=True):
@@ -262,7 +267,9 @@ class RouterHttp:
 
 
 def _called(model: Model, name: str) -> Model:
-    return msgspec.structs.replace(model, name=name)
+    args = model.status.args
+    ports = (value for option, value in reversed(list(pairwise(args))) if option == "--port")
+    return msgspec.structs.replace(model, name=name, run=next(ports, "0"))
 
 
 def _lost_connection(error: BaseException) -> bool:

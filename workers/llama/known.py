@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from workers.backend import TenantState
 from workers.llama.events import RouterEvents
-from workers.llama.fingerprint import Args
 from workers.llama.http import Model, RouterHttp
 
 
@@ -28,11 +27,6 @@ def state_of(model: Model | None) -> TenantState:
             return TenantState.SLEEPING
         case _:
             return TenantState.FAILED if model.status.failed else TenantState.UNLOADED
-
-
-def port_of(model: Model) -> str:
-    """The port of its child; `0` or the last one while it does not run."""
-    return Args.of(model.status.args).last("--port", default="0")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from workers.backend import TenantState
 from workers.llama.child import Child, gone
 from workers.llama.events import RouterEvents
 from workers.llama.http import Model, RouterHttp
-from workers.llama.known import Known, port_of, state_of
+from workers.llama.known import Known, state_of
 from workers.llama.why import reasons
 
 T = TypeVar("T")
@@ -179,7 +179,7 @@ class Lifecycle:
         if not model.status.failed:
             return f"{name} was unloaded by somebody else while it was loading"
         text = f"llama-server could not load {name} (exit code {model.status.exit_code})"
-        port = port_of(model)
+        port = model.run
         tail = self._control.log_tail(_LOG_READ) if self._control is not None else None
         if self._control is None or tail is None:
             theirs = f"the log of the llama-server at {self._http.url}, which swapper did not start"

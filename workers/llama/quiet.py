@@ -10,16 +10,33 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import Protocol
 
 from swapper.errors import BackendDown, BackendError
 from workers.backend import TenantState
-from workers.llama.http import Counters, RouterHttp, Slot
-from workers.llama.known import Known, state_of
+from workers.llama.http import Counters, Model, RouterHttp, Slot
+from workers.llama.known import state_of
 
 _PAUSE_S = 0.02
 _BRISK_S = 0.5
 _REST_S = 1.25
 """Between two looks passes `_PAUSE_S`, and once `_BRISK_S` have passed, long enough for an abandoned call to end."""
+
+
+class Models(Protocol):
+    """Which models of a server are loaded, by the names they are called by (`known.Known` is one)."""
+
+    async def look(self, name: str) -> Model | None:
+        """Ask the server now; None where it does not have the model. Raises BackendError."""
+        ...
+
+    def loaded(self, name: str) -> Model | None:
+        """A model that was seen loaded, if it is known that nothing happened since."""
+        ...
+
+    def forget(self, name: str) -> None:
+        """The next verb looks again."""
+        ...
 
 
 @dataclass(slots=True)
@@ -29,7 +46,7 @@ class _Last:
     look: str = "it has not answered yet"
 
 
-async def idle_slots(http: RouterHttp, known: Known, name: str, limit_ms: int | None) -> list[Slot] | None:
+async def idle_slots(http: RouterHttp, known: Models, name: str, limit_ms: int | None) -> list[Slot] | None:
     """The model's slots once nothing runs and nothing waits in it; None when it is not loaded (any more).
 
     Raises BackendDown when the router does not answer, BackendError with what still runs once `limit_ms` have passed.
@@ -42,7 +59,7 @@ async def idle_slots(http: RouterHttp, known: Known, name: str, limit_ms: int | 
         raise BackendError(f"{name} is not idle after {(limit_ms or 0) / 1000:g} s: {last.look}") from None
 
 
-async def _look_on(http: RouterHttp, known: Known, name: str, last: _Last) -> list[Slot] | None:
+async def _look_on(http: RouterHttp, known: Models, name: str, last: _Last) -> list[Slot] | None:
     loop = asyncio.get_running_loop()
     began = loop.time()
     model = known.loaded(name) or await known.look(name)

@@ -1,0 +1,298 @@
+"""The conversations of one llama-server: what its slots hold, saved to files and put back; the same for both kinds.
+
+Invariant: a verb ends on what `/slots` or the slot folder shows, not on a 200; nothing here loads or wakes a model.
+Our own smallest answer is nobody's conversation: what it leaves in a slot is neither saved nor spared, also if another
+swapper made it. Where a model runs and how it is found is the backend's own (`Models`, `find`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from swapper.errors import BackendError, BackendRefused
+from swapper.snapshots.manifest import MAX_LINKS, Fingerprint, Manifest, name_problem, short_digest
+from workers.backend import Loaded, Quiesced, Restored, SaveArgs, Saved, SaveUnsupported, SlotUse, Talk, TenantState
+from workers.llama.answer import last_was_ours, only_trace, smallest_answer
+from workers.llama.child import Child
+from workers.llama.fingerprint import Args, Fingerprints
+from workers.llama.gguf import GgufIdentities
+from workers.llama.http import Model, RouterHttp, SavedSlot, Slot
+from workers.llama.joined import Joined
+from workers.llama.keeping import Keeper
+from workers.llama.known import state_of
+from workers.llama.lifecycle import Limits, patiently
+from workers.llama.quiet import Models, idle_slots
+from workers.llama.slots import Keep, SlotFolder
+from workers.llama.strategy import strategies
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """How the conversations of a server are kept.
+
+    `slot_dir` is its --slot-save-path as this host sees it (None: nothing is saved); `path_map` rewrites prefixes of
+    model paths the server names; `state_dir` keeps the cache of model identities.
+    """
+
+    state_dir: Path
+    slot_dir: Path | None
+    strategy: str
+    keep: Keep
+    path_map: Mapping[str, str]
+    now_ms: Callable[[], int]
+
+
+@dataclass(slots=True)
+class Run:
+    """What we know of the process `key`. `ours`: we loaded it, so a slot without a task is empty, unless restored.
+
+    `restored`: the snapshot that came into each slot. `cannot_save`: it said so.
+    """
+
+    key: str
+    child: Child | None
+    environ: tuple[str, ...] = ()
+    ours: bool = False
+    cannot_save: bool = False
+    restored: dict[int, str] = field(default_factory=dict[int, str])
+
+
+class Conversations:
+    """Saves and restores in the models of one server; `find` gives the process that a loaded model runs in."""
+
+    def __init__(
+        self, http: RouterHttp, models: Models, find: Callable[[Model], Child | None], how: Keeping, limits: Limits
+    ) -> None:
+        self._http = http
+        self._models = models
+        self._find = find
+        self._how = how
+        self._limits = limits
+        self._slots = Joined(http.slots)
+        self._keeper = Keeper(SlotFolder(how.slot_dir), how.keep, how.now_ms) if how.slot_dir is not None else None
+        self._identities = GgufIdentities(how.state_dir)
+        self._fingerprints = Fingerprints(http, self._identities, self._local_path)
+        self._runs: dict[str, Run] = {}
+
+    async def close(self) -> None:
+        """Finish the digests under way."""
+        if self._keeper is not None:
+            await self._keeper.close()
+
+    async def run(self, model: Model) -> Run:
+        """The process that a model runs in, as known since it was first seen there."""
+        run = self._runs.get(model.name)
+        if run is None or run.key != model.run:
+            child = await asyncio.to_thread(self._find, model)
+            run = Run(model.run, child, child.environ() if child is not None else ())
+            self._runs[model.name] = run
+        return run
+
+    def last_run(self, name: str) -> Run | None:
+        """The process a model was last seen in, if it was not released since."""
+        return self._runs.get(name)
+
+    def released(self, tenant: str, name: str) -> None:
+        """Its process is gone: clear away what its saves replaced."""
+        self._runs.pop(name, None)
+        if self._keeper is not None:
+            self._keeper.tidy(tenant)
+
+    def read_ahead(self, tenant: str) -> None:
+        """A load begins: have the newest snapshots' digests checked meanwhile."""
+        if self._keeper is not None:
+            self._keeper.read_ahead(tenant)
+
+    async def quiesced(self, name: str, limit_ms: int | None, *, configured: bool) -> Quiesced:
+        """Wait until the server's counters show nothing running and nothing deferred, or until it is not loaded."""
+        slots = await idle_slots(self._http, self._models, name, limit_ms)
+        model = self._models.loaded(name) or await self._models.look(name) if slots is not None else None
+        if slots is None or model is None:
+            return Quiesced(gone=True)
+        run = await self.run(model)
+        if not configured:
+            return Quiesced(_in_use(run, slots))
+        with suppress(BackendError):  # it is idle all the same
+            fingerprint = await self._fingerprint(model)
+            ways = await self._ways(fingerprint, run)
+            return Quiesced(_in_use(run, slots), strategies=ways, fingerprint=short_digest(fingerprint))
+        return Quiesced(_in_use(run, slots), strategies=await self._ways(None, run))
+
+    async def readied(self, tenant: str, model: Model, *, fresh: bool) -> Loaded:
+        """What a loaded model can take back; one that is `fresh` proves that it answers."""
+        fingerprint = await self._fingerprint(model)
+        snapshots = await self._keeper.listing(tenant, fingerprint, model.run) if self._keeper is not None else ()
+        run = await self.run(model)
+        if fresh:  # not beside the above: on a CPU the model's threads spin, and every other one then delays them
+            await smallest_answer(self._http, model, self._limits.answer_s)
+            run.ours = True
+            run.restored.clear()  # it may have been asleep, which empties its slots
+        return Loaded(
+            fingerprint.n_parallel,
+            fingerprint.n_ctx_slot,
+            snapshots,
+            strategies=await self._ways(fingerprint, run),
+            fingerprint=short_digest(fingerprint),
+        )
+
+    async def _ways(self, fingerprint: Fingerprint | None, run: Run) -> tuple[str, ...]:
+        path = fingerprint.gguf.path if fingerprint is not None else None
+        facts = await asyncio.to_thread(self._identities.facts, path) if path is not None else None
+        can_save = self._keeper is not None and not run.cannot_save
+        return strategies(self._how.strategy, facts, can_save=can_save)
+
+    async def save(self, tenant: str, name: str, args: SaveArgs) -> Saved:
+        """Save one slot under a fresh name; the manifest is written last, its digest follows in the background."""
+        keeper = self._keeper
+        if keeper is None:
+            raise SaveUnsupported(f"no slot_dir is configured for the llama-server at {self._http.url}")
+        problem = name_problem(args.name)
+        if problem is not None:
+            raise BackendRefused(problem)
+        model = await self._loaded(name)
+        fingerprint = await self._fingerprint(model)
+        if not 0 <= args.slot < fingerprint.n_parallel:
+            raise BackendRefused(f"{name} has {fingerprint.n_parallel} slots, there is no slot {args.slot}")
+        keeper.begin(tenant, args.name)
+        answer = await self._save_slot(tenant, model, args, keeper)
+        size = keeper.size(args.name)
+        if size is None:
+            theirs = Args.of(model.status.args).last("--slot-save-path", default="an unknown folder")
+            raise BackendError(
+                f"llama-server saved {args.name} into {theirs}, but it is not in {keeper.folder.path}: "
+                "slot_dir must be the server's own folder"
+            )
+        if answer.n_saved == 0:
+            await keeper.drop(tenant, args.name)
+            return Saved(args.name, args.slot, 0, 0, answer.timings.save_ms)
+        if size != answer.n_written:
+            await keeper.drop(tenant, args.name)
+            raise BackendError(f"{args.name} has {size} bytes on disk, llama-server wrote {answer.n_written}")
+        manifest = self._manifest(tenant, args, fingerprint, answer, keeper.folder.boot)
+        keeper.finish(manifest, restored=(await self.run(model)).restored.get(args.slot))
+        return Saved(args.name, args.slot, answer.n_saved, answer.n_written, answer.timings.save_ms)
+
+    async def _save_slot(self, tenant: str, model: Model, args: SaveArgs, keeper: Keeper) -> SavedSlot:
+        what = f"save of slot {args.slot} of {model.name}"
+        call = self._http.save(model.name, args.slot, args.name)
+        try:
+            with self._forgetting(model.name):
+                return await patiently(call, what, self._limits.save_s, lambda: keeper.progress(tenant))
+        except BackendRefused as refused:
+            if refused.status == 501:
+                (await self.run(model)).cannot_save = True
+                raise SaveUnsupported(str(refused)) from refused
+            raise
+
+    def _manifest(
+        self, tenant: str, args: SaveArgs, fingerprint: Fingerprint, answer: SavedSlot, boot: str
+    ) -> Manifest:
+        talk = args.talk or Talk("")
+        return Manifest(
+            snapshot=args.name,
+            tenant=tenant,
+            fingerprint=fingerprint,
+            slot=args.slot,
+            tokens=answer.n_saved,
+            bytes=answer.n_written,
+            saved_ms=self._how.now_ms(),
+            strategy=args.strategy,
+            token=args.token,
+            boot=boot,
+            id=talk.id,
+            links=talk.links[-MAX_LINKS:],
+            used_ms=talk.used_ms,
+        )
+
+    async def restore(self, tenant: str, name: str, snapshot: str, slot: int) -> Restored:
+        """Put a snapshot into an empty slot, once size, fingerprint and digest are right."""
+        keeper = self._keeper
+        if keeper is None:
+            raise BackendRefused(
+                f"no slot_dir is configured for the llama-server at {self._http.url}: nothing to restore"
+            )
+        model = await self._loaded(name)
+        fingerprint = await self._fingerprint(model)
+        manifest = keeper.folder.manifest(snapshot) if name_problem(snapshot) is None else None
+        if manifest is None or manifest.tenant != tenant:
+            raise BackendRefused(f"{snapshot} is no snapshot of {tenant}")
+        slots, problem = await asyncio.gather(self._slots(name), keeper.problem(manifest, fingerprint, model.run))
+        problem = problem or _unfit(slots, slot, manifest)
+        if problem is not None:
+            raise BackendRefused(f"{snapshot} was not restored: {problem}")
+        return await self._put(model, manifest, slot, keeper)
+
+    async def _put(self, model: Model, manifest: Manifest, slot: int, keeper: Keeper) -> Restored:
+        name, snapshot = model.name, manifest.snapshot
+        run = await self.run(model)
+        call = self._http.restore(name, slot, snapshot)
+        with self._forgetting(name):
+            answer = await patiently(call, f"restore of {snapshot}", self._limits.restore_s, lambda: len(run.restored))
+        if answer.n_restored != manifest.tokens:
+            wrong = f"llama-server restored {answer.n_restored} of {manifest.tokens} tokens of {snapshot}"
+            raise BackendError(f"{wrong}, {await self._taken_back(name, slot)}")
+        run.restored[slot] = snapshot
+        keeper.restored(snapshot)
+        return Restored(slot, answer.n_restored, answer.timings.restore_ms)
+
+    async def _taken_back(self, name: str, slot: int) -> str:
+        """What is called cold must not be found in its slot: empty it; says how that went."""
+        try:
+            with self._forgetting(name):
+                await self._http.erase(name, slot)
+        except BackendError as error:
+            return f"and slot {slot} could not be emptied again: {error}"
+        return f"so slot {slot} was emptied again"
+
+    async def _loaded(self, name: str) -> Model:
+        model = self._models.loaded(name) or await self._models.look(name)
+        if model is None or state_of(model) is not TenantState.LOADED:
+            raise BackendRefused(f"{name} is {model.status.value if model else 'unknown to the router'}, not loaded")
+        return model
+
+    async def _fingerprint(self, model: Model) -> Fingerprint:
+        return await self._fingerprints.of(model, (await self.run(model)).environ)
+
+    def _local_path(self, path: str) -> str:
+        for theirs in sorted(self._how.path_map, key=len, reverse=True):
+            root = theirs.rstrip("/")
+            if path == theirs or path.startswith(root + "/"):
+                return self._how.path_map[theirs].rstrip("/") + path[len(root) :]
+        return path
+
+    @contextmanager
+    def _forgetting(self, name: str) -> Generator[None]:
+        """What fails may have killed the child."""
+        try:
+            yield
+        except BackendError:
+            self._models.forget(name)
+            raise
+
+
+def _in_use(run: Run, slots: Sequence[Slot]) -> tuple[SlotUse, ...]:
+    """Slots that may hold something: one that never ran a task is known empty only in a process we loaded."""
+    return tuple(SlotUse(slot.id, slot.n_prompt_tokens or 0) for slot in slots if _may_hold(run, slot))
+
+
+def _may_hold(run: Run, slot: Slot) -> bool:
+    if slot.n_prompt_tokens is None:
+        return not run.ours or slot.id in run.restored
+    return slot.n_prompt_tokens > 0 and (slot.id in run.restored or not only_trace(slot))
+
+
+def _unfit(slots: list[Slot], slot: int, manifest: Manifest) -> str | None:
+    """Why this snapshot should not be put into this slot now."""
+    if not 0 <= slot < len(slots):
+        return f"there is no slot {slot} among {len(slots)}"  # the server would silently wrap it round
+    there = slots[slot]
+    if there.is_processing:
+        return f"slot {slot} is at work for somebody else"
+    again = last_was_ours(there) and there.n_prompt_tokens == manifest.tokens  # put there by one who died thereafter
+    if there.n_prompt_tokens and not again and not only_trace(there):
+        return f"slot {slot} was taken: it holds {there.n_prompt_tokens} tokens already"
+    return None
