@@ -67,9 +67,9 @@ def test_leading_system_messages_are_no_links_but_what_all_links_lie_on() -> Non
 
 
 def test_a_system_message_in_the_middle_is_a_link_and_one_alone_as_well() -> None:
-    middle = [*said("a", "b")["messages"], {"role": "system", "content": "s"}]
-    assert len(chain({"messages": middle}).links) == 3
-    assert len(chain({"messages": middle[2:]}).links) == 1
+    middle = [*said("a", "b")["messages"], {"role": "system", "content": "s"}, {"role": "user", "content": "c"}]
+    assert len(chain({"messages": middle}).links) == 4
+    assert len(chain({"messages": middle[2:3]}).links) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,203 @@
+"""What is known of one conversation, and how a request stands to it. Pure values.
+
+Invariant: a conversation is named by the last link of its last request; links that are equal mean that everything up to
+them is. Of what a manifest tells only the last links are known, not where in the chain they stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from swapper.snapshots.chain import LINK_BYTES, Chain
+
+MOST_LINKS = 2_000
+"""How many links of a conversation are kept, the newest; the first one as well."""
+TOLD_LINKS = 8
+"""How many of them a talk, and with it a manifest, has."""
+
+
+class Relation(StrEnum):
+    """How a request stands to the known conversation that it shares most with."""
+
+    NEW = "new"
+    SAME = "same"
+    EXTENDS = "extends"
+    EDITED = "edited"
+    """All but the last message is shared."""
+    BRANCHED = "branched"
+    """Less is, yet more than what the system says; of texts: a block or more."""
+
+
+class Place(StrEnum):
+    """Where a conversation is believed to be."""
+
+    SERVER = "server"
+    """In a slot or in the server's RAM cache."""
+    DISK = "disk"
+    COLD = "cold"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The last request of a conversation: what has to be sent for the server to read it again."""
+
+    path: str
+    body: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """What a gateway tells of a conversation. `tokens` its last answer left in its slot, 0 unknown.
+
+    `links`: its last ones, 32 hex characters each, oldest first, the last is `id`. `recallable`: its request is kept.
+    """
+
+    id: str
+    links: tuple[str, ...]
+    tokens: int
+    used_ms: int
+    recallable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A snapshot on disk that is in no slot, as an `open` tells of it; `id` is empty where no conversation is known."""
+
+    snapshot: str
+    id: str
+    links: tuple[str, ...]
+    tokens: int
+    used_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """The links of a conversation in one piece; `first` is the number of the first one kept, None where unknown."""
+
+    root: bytes
+    packed: bytes = field(repr=False)
+    first: int | None = 0
+
+    @staticmethod
+    def of(chain: Chain) -> Links:
+        """What is kept of a chain."""
+        first = max(len(chain.links) - MOST_LINKS, 0)
+        return Links(chain.root, b"".join(chain.links[first:]), first)
+
+    @staticmethod
+    def told(links: Iterable[str]) -> Links | None:
+        """The last links as a manifest has them; None when they are none."""
+        try:
+            pieces = [bytes.fromhex(link) for link in links]
+        except ValueError:
+            return None
+        return Links(b"", b"".join(pieces), None) if pieces and {*map(len, pieces)} == {LINK_BYTES} else None
+
+    def __len__(self) -> int:
+        return len(self.packed) // LINK_BYTES
+
+    def __getitem__(self, at: int) -> bytes:
+        at += len(self) if at < 0 else 0
+        return self.packed[at * LINK_BYTES : (at + 1) * LINK_BYTES]
+
+    def newest(self, count: int) -> tuple[bytes, ...]:
+        """The last links, oldest first."""
+        return tuple(self[at] for at in range(max(len(self) - count, 0), len(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """One chat or text, as it stood after its last answer.
+
+    Tokens, 0 where unknown: `prompt` of its last request, `cached` and `processed` of it, `tokens` left in the slot.
+    `size`: bytes of that prompt. `restored`: it came back from disk and no answer has shown its use yet.
+    """
+
+    links: Links
+    used_ms: int
+    size: int = 0
+    tokens: int = 0
+    cached: int = 0
+    processed: int = 0
+    request: Request | None = None
+    place: Place = Place.SERVER
+    slot: int | None = None
+    snapshot: str = ""
+    reason: str = ""
+    restored: bool = False
+
+    @property
+    def id(self) -> str:
+        """Its last link, in hex."""
+        return self.links[-1].hex()
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of its last prompt; all that are saved of it, where only a manifest tells."""
+        return self.cached + self.processed or self.tokens
+
+    def talk(self) -> Talk:
+        """What is told of it."""
+        links = tuple(link.hex() for link in self.links.newest(TOLD_LINKS))
+        return Talk(self.id, links, self.tokens, self.used_ms, self.request is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The known conversation that shares most with a request; `links` of it are shared (in a text, its end counts)."""
+
+    relation: Relation
+    conversation: Conversation | None = None
+    links: int = 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of the conversation is in the request."""
+        return self.relation in (Relation.SAME, Relation.EXTENDS)
+
+
+NEW = Match(Relation.NEW)
+
+
+def compare(known: Conversation, chain: Chain, places: Mapping[bytes, int]) -> Match:
+    """How the request with this chain stands to a known conversation. `places`: where in it each link stands.
+
+    `places` is only looked at for conversations of which a manifest tells.
+    """
+    links = known.links
+    if links.first is None:
+        shared, length = _by_places(links, places)
+    else:
+        shared, length = _depth(links, links.first, chain), links.first + len(links)
+    if shared == length:
+        return Match(Relation.SAME if shared == len(chain.links) else Relation.EXTENDS, known, shared)
+    if chain.text is not None and shared == length - 1 and links[-1] in chain.ends(shared):
+        return Match(Relation.EXTENDS, known, length)
+    if shared <= 0:
+        return NEW
+    edited = shared == length - 1 and chain.text is None
+    return Match(Relation.EDITED if edited else Relation.BRANCHED, known, shared)
+
+
+def _by_places(links: Links, places: Mapping[bytes, int]) -> tuple[int, int]:
+    """How many links are shared, and how many the conversation has, as far as the newest shared link tells."""
+    for back in range(len(links)):
+        if (at := places.get(links[-1 - back])) is not None:
+            return at + 1, at + 1 + back
+    return (0, 1) if len(links) == 1 else (-1, len(links))
+
+
+def _depth(links: Links, first: int, chain: Chain) -> int:
+    """How many links are shared: equal up to some point, different from there on, so that halving finds it."""
+    low, high = first, min(first + len(links), len(chain.links))
+    if low >= high or links[0] != chain.links[low]:
+        return 1 if first and links.root == chain.links[0] else 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        if links[middle - first] == chain.links[middle]:
+            low = middle
+        else:
+            high = middle
+    return low + 1

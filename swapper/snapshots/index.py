@@ -1,0 +1,303 @@
+"""The conversations that one gateway process knows: what was last asked, what it left, and where it is.
+
+Invariant: bounded; beyond the limits what was used longest ago goes first, bodies before what is known of them. Every
+conversation stands in the tenant's `talks`, in the order of use, and in one of its two ways of being found. Pure: time
+is given, nothing is read or written; what is kept elsewhere of a body follows `changes`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from swapper.snapshots.chain import Chain
+from swapper.snapshots.conversation import (
+    NEW,
+    TOLD_LINKS,
+    Conversation,
+    Kept,
+    Links,
+    Match,
+    Place,
+    Relation,
+    Request,
+    Talk,
+    compare,
+)
+from swapper.snapshots.reread import Account, Counts, account, advise, read_before
+
+_ATTACHED_LINKS = 8 * TOLD_LINKS
+"""So many links back a snapshot on disk is known as an older state of a conversation."""
+_REPLACED = frozenset({Relation.SAME, Relation.EXTENDS, Relation.EDITED})
+_RANK = {Relation.SAME: 3, Relation.EXTENDS: 3, Relation.EDITED: 2, Relation.BRANCHED: 1, Relation.NEW: 0}
+_NEARNESS = {Place.SERVER: 2, Place.DISK: 1, Place.COLD: 0}
+_Key = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Over all tenants: conversations, and bytes of the requests kept of them."""
+
+    conversations: int = 1_000
+    bytes: int = 256 << 20
+
+
+@dataclass(slots=True)
+class _Tenant:
+    """`roots`: root -> ids; `told`: the ids of which a manifest tells; `slots`: slot -> id."""
+
+    talks: dict[str, Conversation] = field(default_factory=dict[str, Conversation])
+    roots: defaultdict[bytes, set[str]] = field(default_factory=lambda: defaultdict[bytes, set[str]](set))
+    told: set[str] = field(default_factory=set[str])
+    slots: dict[int, str] = field(default_factory=dict[int, str])
+    counts: Counts = field(default_factory=Counts)
+
+
+class Index:
+    """See the file's head. `followed`: the changes of bodies are noted for `changes`, which then has to be called."""
+
+    __slots__ = ("_bodies", "_changed", "_followed", "_limits", "_order", "_tenants", "bytes")
+
+    def __init__(self, limits: Limits | None = None, *, followed: bool = False) -> None:
+        self._limits = limits or Limits()
+        self._followed = followed
+        self._tenants: defaultdict[str, _Tenant] = defaultdict(_Tenant)
+        self._order: OrderedDict[_Key, None] = OrderedDict()
+        self._bodies: OrderedDict[_Key, None] = OrderedDict()
+        self._changed: dict[_Key, None] = {}
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def find(self, tenant: str, chain: Chain) -> Match:
+        """The known conversation that shares most links with this request; of several the nearest, then the newest."""
+        known = self._tenants.get(tenant)
+        if known is None:
+            return NEW
+        places = {link: at for at, link in enumerate(chain.links)} if known.told else {}
+        matches = (compare(known.talks[name], chain, places) for name in _candidates(known, chain))
+        return max(matches, key=_closeness, default=NEW)
+
+    def answered(
+        self,
+        tenant: str,
+        chain: Chain,
+        request: Request | None,
+        cache_n: int | None,
+        prompt_n: int | None,
+        predicted_n: int | None,
+        slot: int | None,
+        now_ms: int,
+    ) -> Account:
+        """A request was answered with these figures, None where the answer has none: the conversation is in the server.
+
+        `request` is None where none may be kept, `slot` where it is not known which one answered.
+        """
+        match = self.find(tenant, chain)
+        cached, processed, generated = 0, 0, None
+        if cache_n is not None and prompt_n is not None:
+            cached, processed, generated = cache_n, prompt_n, predicted_n
+        spent = account(match, read_before(match, chain), cached, processed, slot)
+        if match.conversation is not None and match.relation in _REPLACED:
+            self._drop(tenant, match.conversation.id)
+        tokens = 0 if generated is None else cached + processed + max(generated, 1) - 1
+        talk = Conversation(Links.of(chain), now_ms, chain.sizes[-1], tokens, cached, processed, request, slot=slot)
+        self._put(tenant, talk)
+        self._count(tenant, spent)
+        return spent
+
+    def recalled(self, tenant: str, name: str, cache_n: int, prompt_n: int, slot: int | None) -> None:
+        """We sent a conversation's last request again: it stands in the server as its prompt, and was not used.
+
+        What was read for it counts; what was not read is none of the hits that clients had.
+        """
+        if (talk := self.conversation(tenant, name)) is not None:
+            spent = account(Match(Relation.SAME, talk), talk.prompt, cache_n, prompt_n, slot)
+            self._count(tenant, replace(spent, cached=0))
+            tokens = cache_n + prompt_n
+            self._set(
+                tenant,
+                replace(talk, place=Place.SERVER, slot=slot, tokens=tokens, snapshot="", reason="", restored=False),
+            )
+
+    def talks(self, tenant: str) -> tuple[Talk, ...]:
+        """What is believed to be in the server, most recent first."""
+        there = [talk for talk in self.conversations(tenant) if talk.place is Place.SERVER]
+        return tuple(talk.talk() for talk in sorted(there, key=lambda talk: talk.used_ms, reverse=True))
+
+    def conversation(self, tenant: str, name: str) -> Conversation | None:
+        """What is known of one."""
+        known = self._tenants.get(tenant)
+        return None if known is None else known.talks.get(name)
+
+    def conversations(self, tenant: str) -> tuple[Conversation, ...]:
+        """All that is known, in no order that means anything."""
+        known = self._tenants.get(tenant)
+        return () if known is None else tuple(known.talks.values())
+
+    def request(self, tenant: str, name: str) -> Request | None:
+        """The last request of a conversation, where it is kept."""
+        talk = self.conversation(tenant, name)
+        return None if talk is None else talk.request
+
+    def left(self, tenant: str, reason: str = "the model was unloaded") -> None:
+        """Nothing of the tenant is in the server any more, until told otherwise."""
+        for talk in self.conversations(tenant):
+            if talk.place is Place.SERVER:
+                self._set(tenant, replace(talk, place=Place.COLD, slot=None, reason=reason, restored=False))
+
+    def kept(self, tenant: str, snapshots: Iterable[Kept]) -> None:
+        """All snapshots of the tenant that are on disk and in no slot, also of conversations never seen here."""
+        snapshots = [one for one in snapshots if one.id]
+        there = {one.snapshot for one in snapshots}
+        for talk in self.conversations(tenant):
+            if talk.place is Place.DISK and talk.snapshot not in there:
+                self._set(tenant, replace(talk, place=Place.COLD, snapshot="", reason="its snapshot is gone"))
+        known = self.conversations(tenant)
+        older = {link.hex(): talk.id for talk in known for link in talk.links.newest(_ATTACHED_LINKS)[:-1]}
+        for one in sorted(snapshots, key=lambda one: one.used_ms):
+            talk = self.conversation(tenant, one.id) or self.conversation(tenant, older.get(one.id, ""))
+            if talk is None:
+                if (links := Links.told(one.links or (one.id,))) is not None:
+                    self._put(tenant, _told(links, one))
+            elif talk.place is Place.COLD or (talk.place is Place.DISK and talk.id == one.id):
+                self._set(tenant, replace(talk, place=Place.DISK, snapshot=one.snapshot, reason=""))
+
+    def stored(self, tenant: str, name: str, snapshot: str) -> None:
+        """A conversation that was in the server is on disk now, and in no slot: another one took its place."""
+        if (talk := self.conversation(tenant, name)) is not None:
+            self._set(tenant, replace(talk, place=Place.DISK, snapshot=snapshot, slot=None, reason="", restored=False))
+
+    def placed(self, tenant: str, name: str, slot: int) -> None:
+        """A conversation was restored from disk into a slot; whether it is of use there the next answer shows."""
+        if (talk := self.conversation(tenant, name)) is not None:
+            self._set(tenant, replace(talk, place=Place.SERVER, slot=slot, snapshot="", reason="", restored=True))
+
+    def lost(self, tenant: str, name: str, reason: str) -> None:
+        """A conversation is neither in the server nor on disk."""
+        if (talk := self.conversation(tenant, name)) is not None:
+            self._set(tenant, replace(talk, place=Place.COLD, slot=None, snapshot="", reason=reason, restored=False))
+
+    def remembered(self, tenant: str, chain: Chain, request: Request, tokens: int, used_ms: int) -> None:
+        """From the state folder: what an earlier process knew. Call it oldest first, before anything is answered."""
+        links = Links.of(chain)
+        reason = "swapper was started anew"
+        talk = Conversation(links, used_ms, chain.sizes[-1], tokens, request=request, place=Place.COLD, reason=reason)
+        self._put(tenant, talk)
+
+    def counts(self, tenant: str) -> Counts:
+        """What the answers of a tenant cost so far."""
+        known = self._tenants.get(tenant)
+        return Counts() if known is None else known.counts
+
+    def places(self, tenant: str) -> dict[Place, int]:
+        """How many conversations are where."""
+        found = dict.fromkeys(Place, 0)
+        for talk in self.conversations(tenant):
+            found[talk.place] += 1
+        return found
+
+    def advice(self, tenant: str, n_slots: int | None) -> str | None:
+        """What to change so that less is read again, in a sentence; None while there is little to spare."""
+        return advise(self.counts(tenant), n_slots)
+
+    def changes(self) -> tuple[tuple[str, str, Conversation | None], ...]:
+        """(tenant, id, the conversation or None) of every body kept or dropped since the last call."""
+        changed, self._changed = self._changed, {}
+        found = [(tenant, name, self.conversation(tenant, name)) for tenant, name in changed]
+        return tuple((tenant, name, talk if talk and talk.request else None) for tenant, name, talk in found)
+
+    def _count(self, tenant: str, spent: Account) -> None:
+        known = self._tenants[tenant]
+        known.counts = known.counts.plus(spent)
+
+    def _put(self, tenant: str, talk: Conversation) -> None:
+        """Add one, as the one used last; what no longer fits goes."""
+        self._drop(tenant, talk.id)
+        known, key = self._tenants[tenant], (tenant, talk.id)
+        self._order[key] = None
+        if talk.links.first is None:
+            known.told.add(talk.id)
+        else:
+            known.roots[talk.links.root].add(talk.id)
+        if talk.request is not None and len(talk.request.body) > self._limits.bytes:
+            talk = replace(talk, request=None)
+        known.talks[talk.id] = talk
+        if talk.slot is not None:
+            self._take_slot(known, talk.slot, talk.id)
+        if talk.request is not None:
+            self._bodies[key] = None
+            self.bytes += len(talk.request.body)
+            self._note(key)
+        while self.bytes > self._limits.bytes:
+            self._drop_body(next(iter(self._bodies)))
+        while len(self._order) > self._limits.conversations:
+            self._drop(*next(iter(self._order)))
+
+    def _drop(self, tenant: str, name: str) -> None:
+        key, known = (tenant, name), self._tenants[tenant]
+        if key not in self._order:
+            return
+        self._drop_body(key)
+        del self._order[key]
+        talk = known.talks.pop(name)
+        known.told.discard(name)
+        if talk.links.first is not None:
+            ids = known.roots[talk.links.root]
+            ids.discard(name)
+            if not ids:
+                del known.roots[talk.links.root]
+        if talk.slot is not None and known.slots.get(talk.slot) == name:
+            del known.slots[talk.slot]
+
+    def _drop_body(self, key: _Key) -> None:
+        tenant, name = key
+        talk = self._tenants[tenant].talks[name]
+        if talk.request is None:
+            return
+        del self._bodies[key]
+        self.bytes -= len(talk.request.body)
+        self._tenants[tenant].talks[name] = replace(talk, request=None)
+        self._note(key)
+
+    def _note(self, key: _Key) -> None:
+        if self._followed:
+            self._changed[key] = None
+
+    def _set(self, tenant: str, talk: Conversation) -> None:
+        """Another state of one that is there."""
+        known = self._tenants[tenant]
+        before = known.talks[talk.id].slot
+        known.talks[talk.id] = talk
+        if before is not None and known.slots.get(before) == talk.id:
+            del known.slots[before]
+        if talk.slot is not None:
+            self._take_slot(known, talk.slot, talk.id)
+
+    def _take_slot(self, known: _Tenant, slot: int, name: str) -> None:
+        """Who stood in the slot stands in none that is known, if it is in the server at all."""
+        before = known.slots.get(slot)
+        if before is not None and before != name:
+            known.talks[before] = replace(known.talks[before], slot=None)
+        known.slots[slot] = name
+
+
+def _candidates(known: _Tenant, chain: Chain) -> Iterator[str]:
+    """Who can share anything with the chain: its root's, of a text also the shorter ones, and whom a manifest tells."""
+    yield from known.roots.get(chain.links[0], ())
+    if chain.text is not None:
+        yield from known.roots.get(chain.seed, ())
+    yield from known.told
+
+
+def _closeness(match: Match) -> tuple[int, int, int, int]:
+    talk = match.conversation
+    if talk is None:
+        return 0, 0, 0, 0
+    return match.links, _RANK[match.relation], _NEARNESS[talk.place], talk.used_ms
+
+
+def _told(links: Links, one: Kept) -> Conversation:
+    return Conversation(links, one.used_ms, tokens=one.tokens, place=Place.DISK, snapshot=one.snapshot)
