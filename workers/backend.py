@@ -120,12 +120,23 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
+class Displaced:
+    """What made room for a restore, on disk now. `id` as in `Talk`, "" where nobody knows."""
+
+    snapshot: str
+    tokens: int
+    bytes: int
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Restored:
     """The server says so many tokens are back in the slot. Reuse is not proved by this."""
 
     slot: int
     tokens: int
     backend_ms: float
+    displaced: Displaced | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +160,18 @@ class SaveArgs:
     name: str
     talk: Talk | None = None
     strategy: str = "slots"
+    token: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How room is made for a restore: what leaves is saved under the fresh `name`, as a save of the swap `token`.
+
+    `talks` are the conversations believed to be in the server: the one of them that has the slot's tokens is it.
+    """
+
+    name: str
+    talks: tuple[Talk, ...] = ()
     token: int = 0
 
 
@@ -190,8 +213,12 @@ class Backend(Protocol):
         """Load or start; returns when the tenant answered its smallest real call."""
         ...
 
-    async def restore(self, tenant: str, snapshot: str, slot: int) -> Restored:
-        """Put a snapshot into a slot, after size, digest and fingerprint were checked."""
+    async def restore(self, tenant: str, snapshot: str, slot: int, room: Room | None = None) -> Restored:
+        """Put a snapshot into a slot, after size, digest and fingerprint were checked; that slot must be empty.
+
+        `slot` -1: an empty idle one, else the idle one unused for longest, which is saved first as `room` says (None:
+        only an empty one will do). Whatever is being spoken to is never taken.
+        """
         ...
 
     def changes(self) -> AsyncIterator[None]:

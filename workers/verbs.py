@@ -5,8 +5,8 @@ sentence; anything else is raised for the supervisor. It knows backends and prob
 
 Data of the answers: drain `slots: [{slot, tokens}], strategies, fingerprint`, or `gone: true`; save `snapshot, slot,
 tokens, bytes` (tokens 0: an empty slot, nothing kept), or failed with `unsupported: true`; load `n_slots, n_ctx_slot,
-snapshots: [SnapshotInfo], strategies, fingerprint`; restore `slot, tokens`; vacate `free_mib`, failed also `holders:
-[str]`; release nothing.
+snapshots: [SnapshotInfo], strategies, fingerprint`; restore `slot, tokens, displaced`
+(what made room for it, or null); vacate `free_mib`, failed also `holders: [str]`; release nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 
 from swapper.core.types import Command, Step
 from swapper.errors import BackendError, BackendRefused
-from workers.backend import Backend, Loaded, Quiesced, SaveArgs, SaveUnsupported, Talk
+from workers.backend import Backend, Loaded, Quiesced, Room, SaveArgs, SaveUnsupported, Talk
 from workers.observe import Sight
 from workers.vacate import VacateArgs, vacate
 
@@ -57,6 +57,8 @@ class _Release(msgspec.Struct, frozen=True):
 class _Restore(msgspec.Struct, frozen=True):
     snapshot: str
     slot: int
+    displaced: str = ""
+    talks: tuple[Talk, ...] = ()
 
 
 class Verbs:
@@ -159,6 +161,8 @@ async def _load(backend: Backend, tenant: str, _command: Command) -> Outcome:
 
 async def _restore(backend: Backend, tenant: str, command: Command) -> Outcome:
     args = _args(command, _Restore)
-    restored = await backend.restore(tenant, args.snapshot, args.slot)
-    data = {"slot": restored.slot, "tokens": restored.tokens}
+    room = Room(args.displaced, args.talks, command.token) if args.displaced else None
+    restored = await backend.restore(tenant, args.snapshot, args.slot, room)
+    displaced = asdict(restored.displaced) if restored.displaced is not None else None
+    data = {"slot": restored.slot, "tokens": restored.tokens, "displaced": displaced}
     return Outcome(True, backend_ms=restored.backend_ms, data=data)

@@ -15,7 +15,18 @@ from swapper.core.types import Command, Report
 from swapper.errors import StoreDown
 from swapper.store.codec import encode
 from workers.agent import Agent
-from workers.backend import Loaded, Quiesced, Reading, Restored, SaveArgs, Saved, SlotUse, TenantState
+from workers.backend import (
+    Displaced,
+    Loaded,
+    Quiesced,
+    Reading,
+    Restored,
+    Room,
+    SaveArgs,
+    Saved,
+    SlotUse,
+    TenantState,
+)
 from workers.marks import Marks
 
 EXECUTOR = "agent:main"
@@ -129,6 +140,7 @@ class RecordingBackend:
         self.states = dict.fromkeys(self.tenants, TenantState.UNLOADED)
         self.calls: list[str] = []
         self.saves: list[SaveArgs] = []
+        self.rooms: list[Room | None] = []
         self.cancelled: list[str] = []
         self.held: dict[str, Verb] = {}
         self.errors: dict[str, Exception] = {}
@@ -188,9 +200,12 @@ class RecordingBackend:
         self.states[tenant] = TenantState.LOADED
         return Loaded(2, 4096, strategies=("slots", "replay"), fingerprint="f1")
 
-    async def restore(self, tenant: str, snapshot: str, slot: int) -> Restored:
+    async def restore(self, tenant: str, snapshot: str, slot: int, room: Room | None = None) -> Restored:
+        self.rooms.append(room)
         await self._call(f"restore {tenant} {snapshot} {slot}")
-        return Restored(slot, 100, 2.5)
+        if room is None:
+            return Restored(slot, 100, 2.5)
+        return Restored(1, 100, 2.5, Displaced(room.name, 50, 1024, room.talks[0].id))
 
     async def changes(self) -> AsyncIterator[None]:
         while True:

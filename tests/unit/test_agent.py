@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.unit.agent_doubles import MemoryLink, RecordingBackend, Running, command
-from workers.backend import SaveArgs, Talk
+from workers.backend import Room, SaveArgs, Talk
 
 WAYS = {"strategies": ["slots", "replay"], "fingerprint": "f1"}
 
@@ -27,7 +27,7 @@ async def test_each_verb_becomes_its_backend_call_and_its_data(
         assert saved.data == {"snapshot": "a.bin", "slot": 1, "tokens": 100, "bytes": 2048}
         assert (await link.answer(7, 3)).data == {}
         assert (await link.answer(7, 4)).data == {"n_slots": 2, "n_ctx_slot": 4096, "snapshots": [], **WAYS}
-        assert (await link.answer(7, 5)).data == {"slot": 0, "tokens": 100}
+        assert (await link.answer(7, 5)).data == {"slot": 0, "tokens": 100, "displaced": None}
         await link.send(command("drain", 7, 6))
         assert (await link.answer(7, 6)).data == {"slots": [{"slot": 0, "tokens": 100}], **WAYS}
     assert backend.calls == [
@@ -221,6 +221,18 @@ async def test_a_save_is_told_whose_conversation_it_is_and_how_it_was_made_ready
         await link.send(command("save", 9, 1, slot=0, name="a.bin", conversation=talk, strategy="rewind"))
         await link.answer(9, 1)
     assert backend.saves == [SaveArgs(0, "a.bin", Talk("ab", ("aa", "ab"), used_ms=5), "rewind", 9)]
+
+
+async def test_a_restore_is_told_how_room_may_be_made_and_tells_what_made_it(
+    link: MemoryLink, backend: RecordingBackend, running: Running
+) -> None:
+    talk = {"id": "ab", "links": ["ab"], "tokens": 50, "used_ms": 5, "recallable": True}
+    async with running():
+        await link.send(command("restore", 9, 1, snapshot="a.bin", slot=-1, displaced="b.bin", talks=[talk]))
+        report = await link.answer(9, 1)
+    assert backend.rooms == [Room("b.bin", (Talk("ab", ("ab",), 50, 5),), token=9)]
+    left = {"snapshot": "b.bin", "tokens": 50, "bytes": 1024, "id": "ab"}
+    assert report.data == {"slot": 1, "tokens": 100, "displaced": left}
 
 
 async def test_a_newer_vacate_ends_the_one_that_waits(link: MemoryLink, running: Running) -> None:

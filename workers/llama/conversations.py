@@ -8,15 +8,26 @@ swapper made it. Where a model runs and how it is found is the backend's own (`M
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swapper.errors import BackendError, BackendRefused
 from swapper.snapshots.manifest import MAX_LINKS, Fingerprint, Manifest, name_problem, short_digest
-from workers.backend import Loaded, Quiesced, Restored, SaveArgs, Saved, SaveUnsupported, SlotUse, Talk, TenantState
-from workers.llama.answer import last_was_ours, only_trace, smallest_answer
+from workers.backend import (
+    Displaced,
+    Loaded,
+    Quiesced,
+    Restored,
+    Room,
+    SaveArgs,
+    Saved,
+    SaveUnsupported,
+    Talk,
+    TenantState,
+)
+from workers.llama.answer import smallest_answer
 from workers.llama.child import Child
 from workers.llama.fingerprint import Args, Fingerprints
 from workers.llama.gguf import GgufIdentities
@@ -26,6 +37,7 @@ from workers.llama.keeping import Keeper
 from workers.llama.known import state_of
 from workers.llama.lifecycle import Limits, patiently
 from workers.llama.quiet import Models, idle_slots
+from workers.llama.seats import Arrived, Run, cheapest, in_use, may_hold, task_of, unfit, whose
 from workers.llama.slots import Keep, SlotFolder
 from workers.llama.strategy import strategies
 
@@ -46,19 +58,8 @@ class Keeping:
     now_ms: Callable[[], int]
 
 
-@dataclass(slots=True)
-class Run:
-    """What we know of the process `key`. `ours`: we loaded it, so a slot without a task is empty, unless restored.
-
-    `restored`: the snapshot that came into each slot. `cannot_save`: it said so.
-    """
-
-    key: str
-    child: Child | None
-    environ: tuple[str, ...] = ()
-    ours: bool = False
-    cannot_save: bool = False
-    restored: dict[int, str] = field(default_factory=dict[int, str])
+_ATTEMPTS = 3
+"""So often a slot is looked for whose conversation nobody goes on with while it is being saved."""
 
 
 class Conversations:
@@ -77,6 +78,7 @@ class Conversations:
         self._identities = GgufIdentities(how.state_dir)
         self._fingerprints = Fingerprints(http, self._identities, self._local_path)
         self._runs: dict[str, Run] = {}
+        self._making_room = asyncio.Lock()
 
     async def close(self) -> None:
         """Finish the digests under way."""
@@ -115,12 +117,12 @@ class Conversations:
             return Quiesced(gone=True)
         run = await self.run(model)
         if not configured:
-            return Quiesced(_in_use(run, slots))
+            return Quiesced(in_use(run, slots))
         with suppress(BackendError):  # it is idle all the same
             fingerprint = await self._fingerprint(model)
             ways = await self._ways(fingerprint, run)
-            return Quiesced(_in_use(run, slots), strategies=ways, fingerprint=short_digest(fingerprint))
-        return Quiesced(_in_use(run, slots), strategies=await self._ways(None, run))
+            return Quiesced(in_use(run, slots), strategies=ways, fingerprint=short_digest(fingerprint))
+        return Quiesced(in_use(run, slots), strategies=await self._ways(None, run))
 
     async def readied(self, tenant: str, model: Model, *, fresh: bool) -> Loaded:
         """What a loaded model can take back; one that is `fresh` proves that it answers."""
@@ -130,7 +132,7 @@ class Conversations:
         if fresh:  # not beside the above: on a CPU the model's threads spin, and every other one then delays them
             await smallest_answer(self._http, model, self._limits.answer_s)
             run.ours = True
-            run.restored.clear()  # it may have been asleep, which empties its slots
+            run.arrived.clear()  # it may have been asleep, which empties its slots
         return Loaded(
             fingerprint.n_parallel,
             fingerprint.n_ctx_slot,
@@ -157,6 +159,12 @@ class Conversations:
         fingerprint = await self._fingerprint(model)
         if not 0 <= args.slot < fingerprint.n_parallel:
             raise BackendRefused(f"{name} has {fingerprint.n_parallel} slots, there is no slot {args.slot}")
+        return await self._saved(tenant, model, args, keeper, lambda _: args.talk)
+
+    async def _saved(
+        self, tenant: str, model: Model, args: SaveArgs, keeper: Keeper, talk_of: Callable[[int], Talk | None]
+    ) -> Saved:
+        """`talk_of` says whose conversation it is by the tokens that were saved."""
         keeper.begin(tenant, args.name)
         answer = await self._save_slot(tenant, model, args, keeper)
         size = keeper.size(args.name)
@@ -172,8 +180,8 @@ class Conversations:
         if size != answer.n_written:
             await keeper.drop(tenant, args.name)
             raise BackendError(f"{args.name} has {size} bytes on disk, llama-server wrote {answer.n_written}")
-        manifest = self._manifest(tenant, args, fingerprint, answer, keeper.folder.boot)
-        keeper.finish(manifest, restored=(await self.run(model)).restored.get(args.slot))
+        manifest = self._manifest(tenant, args, await self._fingerprint(model), answer, talk_of(answer.n_saved))
+        keeper.finish(manifest, restored=(await self.run(model)).restored(args.slot))
         return Saved(args.name, args.slot, answer.n_saved, answer.n_written, answer.timings.save_ms)
 
     async def _save_slot(self, tenant: str, model: Model, args: SaveArgs, keeper: Keeper) -> SavedSlot:
@@ -189,9 +197,10 @@ class Conversations:
             raise
 
     def _manifest(
-        self, tenant: str, args: SaveArgs, fingerprint: Fingerprint, answer: SavedSlot, boot: str
+        self, tenant: str, args: SaveArgs, fingerprint: Fingerprint, answer: SavedSlot, talk: Talk | None
     ) -> Manifest:
-        talk = args.talk or Talk("")
+        assert self._keeper is not None
+        talk = talk or Talk("")
         return Manifest(
             snapshot=args.name,
             tenant=tenant,
@@ -202,42 +211,94 @@ class Conversations:
             saved_ms=self._how.now_ms(),
             strategy=args.strategy,
             token=args.token,
-            boot=boot,
+            boot=self._keeper.folder.boot,
             id=talk.id,
             links=talk.links[-MAX_LINKS:],
             used_ms=talk.used_ms,
         )
 
-    async def restore(self, tenant: str, name: str, snapshot: str, slot: int) -> Restored:
-        """Put a snapshot into an empty slot, once size, fingerprint and digest are right."""
+    async def restore(self, tenant: str, name: str, snapshot: str, slot: int, room: Room | None = None) -> Restored:
+        """Put a snapshot into an empty slot, once size, fingerprint and digest are right; see `Backend.restore`."""
         keeper = self._keeper
         if keeper is None:
-            raise BackendRefused(
-                f"no slot_dir is configured for the llama-server at {self._http.url}: nothing to restore"
-            )
+            nothing = f"no slot_dir is configured for the llama-server at {self._http.url}: nothing to restore"
+            raise BackendRefused(nothing)
         model = await self._loaded(name)
         fingerprint = await self._fingerprint(model)
         manifest = keeper.folder.manifest(snapshot) if name_problem(snapshot) is None else None
         if manifest is None or manifest.tenant != tenant:
             raise BackendRefused(f"{snapshot} is no snapshot of {tenant}")
         slots, problem = await asyncio.gather(self._slots(name), keeper.problem(manifest, fingerprint, model.run))
-        problem = problem or _unfit(slots, slot, manifest)
+        problem = problem or (unfit(slots, slot, manifest) if slot >= 0 else None)
         if problem is not None:
             raise BackendRefused(f"{snapshot} was not restored: {problem}")
-        return await self._put(model, manifest, slot, keeper)
+        if slot >= 0:
+            return await self._put(model, manifest, slots[slot], -1, keeper)
+        async with self._making_room:  # two must not be given the same slot
+            return await self._put_anywhere(tenant, model, manifest, room, keeper)
 
-    async def _put(self, model: Model, manifest: Manifest, slot: int, keeper: Keeper) -> Restored:
+    async def _put_anywhere(
+        self, tenant: str, model: Model, manifest: Manifest, room: Room | None, keeper: Keeper
+    ) -> Restored:
+        run = await self.run(model)
+        for _ in range(_ATTEMPTS):
+            slots = await self._http.slots(model.name)
+            after, slot = max(map(task_of, slots), default=-1), cheapest(run, slots)
+            if slot is None:
+                raise BackendRefused(f"{manifest.snapshot} was not restored: every slot of {model.name} is at work")
+            if not may_hold(run, slot):
+                return await self._put(model, manifest, slot, after, keeper)
+            if room is None:
+                raise BackendRefused(f"{manifest.snapshot} was not restored: no slot of {model.name} is empty")
+            displaced = await self._displaced(tenant, model, slot, room, keeper)
+            if displaced is not None:
+                return await self._exchanged(model, manifest, slot, after, keeper, displaced)
+        said = f"whatever was to make room for it in {model.name} was gone on with meanwhile"
+        raise BackendRefused(f"{manifest.snapshot} was not restored: {said}")
+
+    async def _displaced(self, tenant: str, model: Model, slot: Slot, room: Room, keeper: Keeper) -> Displaced | None:
+        """Save what a slot holds; None where somebody used the slot meanwhile, so that it is not to be taken."""
+        run = await self.run(model)
+        arrived = run.arrived.get(slot.id)
+
+        def talk_of(tokens: int) -> Talk | None:
+            return whose(room.talks, tokens) or (arrived.talk(slot, tokens) if arrived is not None else None)
+
+        args = SaveArgs(slot.id, room.name, token=room.token)
+        saved = await self._saved(tenant, model, args, keeper, talk_of)
+        now = (await self._http.slots(model.name))[slot.id]
+        if now.is_processing or task_of(now) != task_of(slot):
+            await keeper.drop(tenant, room.name)
+            return None
+        talk = talk_of(saved.tokens)
+        return Displaced(saved.snapshot, saved.tokens, saved.bytes, talk.id if talk is not None else "")
+
+    async def _exchanged(
+        self, model: Model, manifest: Manifest, slot: Slot, after: int, keeper: Keeper, displaced: Displaced
+    ) -> Restored:
+        """Restore over what was saved from this slot just now; if that fails, it comes back."""
+        try:
+            restored = await self._put(model, manifest, slot, after, keeper)
+        except BackendError:
+            back = keeper.folder.manifest(displaced.snapshot)
+            if back is not None:
+                with suppress(BackendError):  # it stays on disk
+                    await self._put(model, back, slot, -1, keeper)
+            raise
+        return replace(restored, displaced=displaced if displaced.tokens else None)
+
+    async def _put(self, model: Model, manifest: Manifest, slot: Slot, after: int, keeper: Keeper) -> Restored:
         name, snapshot = model.name, manifest.snapshot
         run = await self.run(model)
-        call = self._http.restore(name, slot, snapshot)
+        call = self._http.restore(name, slot.id, snapshot)
         with self._forgetting(name):
-            answer = await patiently(call, f"restore of {snapshot}", self._limits.restore_s, lambda: len(run.restored))
+            answer = await patiently(call, f"restore of {snapshot}", self._limits.restore_s, lambda: len(run.arrived))
         if answer.n_restored != manifest.tokens:
             wrong = f"llama-server restored {answer.n_restored} of {manifest.tokens} tokens of {snapshot}"
-            raise BackendError(f"{wrong}, {await self._taken_back(name, slot)}")
-        run.restored[slot] = snapshot
+            raise BackendError(f"{wrong}, {await self._taken_back(name, slot.id)}")
+        run.arrived[slot.id] = Arrived(manifest, task_of(slot), after)
         keeper.restored(snapshot)
-        return Restored(slot, answer.n_restored, answer.timings.restore_ms)
+        return Restored(slot.id, answer.n_restored, answer.timings.restore_ms)
 
     async def _taken_back(self, name: str, slot: int) -> str:
         """What is called cold must not be found in its slot: empty it; says how that went."""
@@ -272,27 +333,3 @@ class Conversations:
         except BackendError:
             self._models.forget(name)
             raise
-
-
-def _in_use(run: Run, slots: Sequence[Slot]) -> tuple[SlotUse, ...]:
-    """Slots that may hold something: one that never ran a task is known empty only in a process we loaded."""
-    return tuple(SlotUse(slot.id, slot.n_prompt_tokens or 0) for slot in slots if _may_hold(run, slot))
-
-
-def _may_hold(run: Run, slot: Slot) -> bool:
-    if slot.n_prompt_tokens is None:
-        return not run.ours or slot.id in run.restored
-    return slot.n_prompt_tokens > 0 and (slot.id in run.restored or not only_trace(slot))
-
-
-def _unfit(slots: list[Slot], slot: int, manifest: Manifest) -> str | None:
-    """Why this snapshot should not be put into this slot now."""
-    if not 0 <= slot < len(slots):
-        return f"there is no slot {slot} among {len(slots)}"  # the server would silently wrap it round
-    there = slots[slot]
-    if there.is_processing:
-        return f"slot {slot} is at work for somebody else"
-    again = last_was_ours(there) and there.n_prompt_tokens == manifest.tokens  # put there by one who died thereafter
-    if there.n_prompt_tokens and not again and not only_trace(there):
-        return f"slot {slot} was taken: it holds {there.n_prompt_tokens} tokens already"
-    return None

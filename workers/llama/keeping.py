@@ -80,6 +80,7 @@ class Keeper:
         with self._disk():
             await asyncio.to_thread(self.folder.remove, name)
         self._runs[tenant].open.discard(name)
+        self._runs[tenant].saved.pop(name, None)
 
     def finish(self, manifest: Manifest, *, restored: str | None = None) -> None:
         """A save is complete: write its manifest; sync and digest follow in the background.

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from swapper.errors import BackendDown, BackendError, BackendGone, BackendRefused
-from workers.backend import Loaded, Quiesced, Restored, SaveArgs, Saved, TenantState
+from workers.backend import Loaded, Quiesced, Restored, Room, SaveArgs, Saved, TenantState
 from workers.llama.answer import answer_over, smallest_answer
 from workers.llama.child import find_child, gone
 from workers.llama.conversations import Conversations, Keeping
@@ -112,9 +112,9 @@ class LlamaRouter:
         """See `Conversations.save`."""
         return await self._talks.save(tenant, self._roster.configured(tenant), args)
 
-    async def restore(self, tenant: str, snapshot: str, slot: int) -> Restored:
+    async def restore(self, tenant: str, snapshot: str, slot: int, room: Room | None = None) -> Restored:
         """See `Conversations.restore`."""
-        return await self._talks.restore(tenant, self._roster.configured(tenant), snapshot, slot)
+        return await self._talks.restore(tenant, self._roster.configured(tenant), snapshot, slot, room)
 
     async def release(self, tenant: str, *, limit_ms: int) -> None:
         """Unload, and return when /models says so and the child is gone; after `limit_ms` the child is killed."""

@@ -1,0 +1,192 @@
+"""A conversation that stayed on disk comes back into a running model, and what must leave its slot is saved first."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+
+import pytest
+
+from swapper.errors import BackendRefused
+from tests.contract.conftest import World
+from tests.contract.talk import Talk
+from workers.backend import Room, SaveArgs, Saved, SlotUse
+from workers.backend import Talk as Conversation
+from workers.llama.http import RestoredSlot, RouterHttp, SavedSlot
+from workers.llama.router import LlamaRouter
+
+ALPHA = "llama/alpha"
+LONG = "Colourless green ideas sleep furiously in the garden. " * 10
+_numbers = count(1)
+
+
+def fresh() -> str:
+    return f"displaced.{next(_numbers)}.kv"
+
+
+async def on_disk(backend: LlamaRouter, talk: Talk) -> Saved:
+    """A conversation that is in no slot, in a model just loaded."""
+    await backend.release(ALPHA, limit_ms=10_000)
+    await backend.load(ALPHA)
+    await talk.say("alpha", "Kept. " + LONG, slot=0)
+    saved = await backend.save(ALPHA, SaveArgs(0, fresh(), Conversation("kept", ("kept",), used_ms=1)))
+    await backend.release(ALPHA, limit_ms=10_000)
+    await backend.load(ALPHA)
+    return saved
+
+
+async def two_others(talk: Talk) -> tuple[int, int]:
+    """Both slots hold something, the second one the older; returns their tokens."""
+    sizes = [0, 0]
+    for slot in (1, 0):
+        await talk.say("alpha", f"Other {'!' * slot} " + LONG, slot=slot)
+        sizes[slot] = (await talk.slot("alpha", slot))["n_prompt_tokens"]
+    return sizes[0], sizes[1]
+
+
+async def reused(talk: Talk, slot: int, prompt: str) -> int:
+    answer = await talk.say("alpha", prompt)
+    assert answer["id_slot"] == slot
+    return answer["timings"]["cache_n"]
+
+
+async def test_an_empty_slot_is_taken_and_nothing_is_displaced(backend: LlamaRouter, talk: Talk) -> None:
+    saved = await on_disk(backend, talk)
+    await talk.say("alpha", "Other. " + LONG, slot=0)
+    back = await backend.restore(ALPHA, saved.snapshot, -1, Room(fresh()))
+    assert (back.slot, back.tokens, back.displaced) == (1, saved.tokens, None)
+    assert await reused(talk, 1, "Kept. " + LONG) > 0.9 * saved.tokens
+
+
+async def test_without_room_only_an_empty_slot_will_do(backend: LlamaRouter, talk: Talk) -> None:
+    saved = await on_disk(backend, talk)
+    await two_others(talk)
+    with pytest.raises(BackendRefused, match="no slot of alpha is empty"):
+        await backend.restore(ALPHA, saved.snapshot, -1)
+
+
+async def test_what_was_unused_for_longest_makes_room_and_comes_back_later_word_for_word(
+    backend: LlamaRouter, talk: Talk
+) -> None:
+    saved = await on_disk(backend, talk)
+    _, older = await two_others(talk)
+    talks = (Conversation("newer", tokens=7), Conversation("older", ("o1", "older"), older, used_ms=4))
+    back = await backend.restore(ALPHA, saved.snapshot, -1, Room(fresh(), talks, token=3))
+    assert back.displaced is not None
+    assert (back.slot, back.displaced.tokens, back.displaced.id) == (1, older, "older")
+    assert await reused(talk, 1, "Kept. " + LONG) > 0.9 * saved.tokens
+
+    again = await backend.restore(ALPHA, back.displaced.snapshot, -1, Room(fresh()))
+    assert (again.slot, again.tokens) == (0, older)
+    assert await reused(talk, 0, "Other ! " + LONG) > 0.9 * older
+    await backend.release(ALPHA, limit_ms=10_000)
+    told = {info.snapshot: info for info in (await backend.load(ALPHA)).snapshots}
+    assert told[back.displaced.snapshot].links == ("o1", "older")
+    assert told[back.displaced.snapshot].used_ms == 4
+
+
+async def test_whose_conversation_left_is_not_guessed_between_two_of_the_same_length(
+    backend: LlamaRouter, talk: Talk
+) -> None:
+    saved = await on_disk(backend, talk)
+    _, older = await two_others(talk)
+    twins = (Conversation("a", tokens=older), Conversation("b", tokens=older))
+    back = await backend.restore(ALPHA, saved.snapshot, -1, Room(fresh(), twins))
+    assert back.displaced is not None
+    assert back.displaced.id == ""
+
+
+async def test_what_came_from_disk_and_was_not_spoken_to_leaves_first_and_is_known_by_its_manifest(
+    backend: LlamaRouter, talk: Talk
+) -> None:
+    saved = await on_disk(backend, talk)
+    await talk.say("alpha", "Other. " + LONG, slot=0)
+    await backend.restore(ALPHA, saved.snapshot, 1)
+    other = await backend.save(ALPHA, SaveArgs(0, fresh()))
+    back = await backend.restore(ALPHA, other.snapshot, -1, Room(fresh()))
+    assert back.displaced is not None
+    assert (back.slot, back.displaced.tokens, back.displaced.id) == (1, saved.tokens, "kept")
+
+
+async def test_what_was_asked_back_a_moment_ago_does_not_leave_for_the_next(backend: LlamaRouter, talk: Talk) -> None:
+    saved = await on_disk(backend, talk)
+    await two_others(talk)
+    first = await backend.restore(ALPHA, saved.snapshot, -1, Room(fresh()))
+    assert first.displaced is not None
+    second = await backend.restore(ALPHA, first.displaced.snapshot, -1, Room(fresh()))
+    assert (first.slot, second.slot) == (1, 0)
+
+
+async def test_two_that_come_back_at_once_get_two_slots(backend: LlamaRouter, talk: Talk) -> None:
+    await on_disk(backend, talk)
+    await two_others(talk)
+    saved = [await backend.save(ALPHA, SaveArgs(slot, fresh())) for slot in (0, 1)]
+    await backend.release(ALPHA, limit_ms=10_000)
+    await backend.load(ALPHA)
+    for one in saved:  # so that nothing but the slots is left to look at
+        await backend.restore(ALPHA, one.snapshot, one.slot)
+    await backend.release(ALPHA, limit_ms=10_000)
+    await backend.load(ALPHA)
+    back = await asyncio.gather(*(backend.restore(ALPHA, one.snapshot, -1, Room(fresh())) for one in saved))
+    assert {one.slot for one in back} == {0, 1}
+
+
+async def test_a_slot_at_work_is_never_taken(backend: LlamaRouter, talk: Talk) -> None:
+    saved = await on_disk(backend, talk)
+    _, older = await two_others(talk)
+    async with talk.streaming("alpha", 300), talk.streaming("alpha", 300):
+        with pytest.raises(BackendRefused, match="every slot of alpha is at work"):
+            await backend.restore(ALPHA, saved.snapshot, -1, Room(fresh()))
+    assert older > 0
+
+
+async def test_a_conversation_that_goes_on_while_it_is_saved_is_not_displaced(
+    backend: LlamaRouter, talk: Talk, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = await on_disk(backend, talk)
+    await two_others(talk)
+    save, room = RouterHttp.save, Room(fresh())
+
+    async def overtaken(http: RouterHttp, model: str, slot: int, name: str) -> SavedSlot:
+        answer = await save(http, model, slot, name)
+        if slot == 1:
+            await talk.say("alpha", "Other ! " + LONG + "And on.", slot=1)
+        return answer
+
+    monkeypatch.setattr(RouterHttp, "save", overtaken)
+    back = await backend.restore(ALPHA, saved.snapshot, -1, room)
+    assert back.displaced is not None
+    assert (back.slot, back.displaced.snapshot) == (0, room.name)
+    assert await reused(talk, 1, "Other ! " + LONG + "And on.") > 0
+    assert (world.slots / room.name).exists()
+
+
+async def test_what_made_room_in_vain_is_back_in_its_slot(
+    backend: LlamaRouter, talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = await on_disk(backend, talk)
+    _, older = await two_others(talk)
+    restore = RouterHttp.restore
+
+    async def refused(http: RouterHttp, model: str, slot: int, name: str) -> RestoredSlot:
+        if name == saved.snapshot:
+            await http.erase(model, slot)  # as the server does with a file that it refuses
+            raise BackendRefused("no", 400)
+        return await restore(http, model, slot, name)
+
+    monkeypatch.setattr(RouterHttp, "restore", refused)
+    with pytest.raises(BackendRefused, match="no"):
+        await backend.restore(ALPHA, saved.snapshot, -1, Room(fresh()))
+    assert SlotUse(1, older) in (await backend.quiesce(ALPHA)).slots
+    assert await reused(talk, 1, "Other ! " + LONG) > 0.9 * older
+
+
+async def test_what_must_not_be_restored_displaces_nothing(backend: LlamaRouter, talk: Talk, world: World) -> None:
+    saved = await on_disk(backend, talk)
+    await two_others(talk)
+    path = world.slots / saved.snapshot
+    path.write_bytes(path.read_bytes()[:-1])
+    room = Room(fresh())
+    with pytest.raises(BackendRefused, match="bytes instead of"):
+        await backend.restore(ALPHA, saved.snapshot, -1, room)
+    assert not (world.slots / room.name).exists()
