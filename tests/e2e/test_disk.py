@@ -8,7 +8,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swapper.demo.models import make_models
 from swapper.store import embedded
 from tests.support.disk import SmallDisk
 from tests.support.matrix import (
@@ -23,19 +22,12 @@ from tests.support.matrix import (
     status_of,
     warm,
 )
-from tests.support.router import RealRouter
+from tests.support.server import serving
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Held]:
-    router = RealRouter(tmp_path / "router", make_models(tmp_path, ["alpha"]))
-    server = Held(tmp_path / "swapper", router, {"alpha": "{vram: 8GiB, default: true}"})
-    router.start()
-    try:
-        yield server
-    finally:
-        server.stop()
-        router.stop()
+def server(tmp_path: Path) -> Held:
+    return Held.of_alpha(tmp_path)
 
 
 @pytest.fixture
@@ -48,12 +40,11 @@ def disk(server: Held) -> Iterator[SmallDisk]:
 
     disk = SmallDisk(server.state_dir, 32, writers)
     try:
-        server.start()
-        back(server, "llama/alpha")
-        server.chat("alpha", STORY)
-        yield disk
+        with serving(server):
+            back(server, "llama/alpha")
+            server.chat("alpha", STORY)
+            yield disk
     finally:
-        server.stop()
         disk.close()
 
 

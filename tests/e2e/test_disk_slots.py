@@ -9,7 +9,6 @@ from typing import cast
 import psutil
 import pytest
 
-from swapper.demo.models import make_models
 from swapper.snapshots.manifest import MANIFEST_SUFFIX
 from tests.support.disk import PAGE, SmallDisk
 from tests.support.matrix import (
@@ -20,29 +19,19 @@ from tests.support.matrix import (
     accounted,
     back,
     cache_n,
-    child_of,
     eventually,
     granted,
-    sent_to,
-    suspended,
     warm,
 )
-from tests.support.router import RealRouter
-from tests.support.server import Json
+from tests.support.server import Json, serving
 
 FLOOR = 512 << 20
 """With less room than this nothing is saved."""
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Held]:
-    router = RealRouter(tmp_path / "router", make_models(tmp_path, ["alpha"]))
-    server = Held(tmp_path / "swapper", router, {"alpha": "{vram: 8GiB, default: true}"})
-    try:
-        yield server
-    finally:
-        server.stop()
-        router.stop()
+def server(tmp_path: Path) -> Held:
+    return Held.of_alpha(tmp_path)
 
 
 @pytest.fixture
@@ -50,20 +39,17 @@ def disk(server: Held) -> Iterator[SmallDisk]:
     """The slot folder's; the story was saved on it once and is back from there."""
     disk = SmallDisk(server.router.slot_dir, (FLOOR >> 20) + 64, lambda: psutil.Process(server.router.pid).children())
     try:
-        server.router.start()
-        server.start()
-        back(server, "llama/alpha")
-        server.chat("alpha", STORY)
-        hand_over(server)
-        warm(server)
-        yield disk
-        warm(server)
-        assert all(talk["saved"] for talk in told(server, hand_over(server))), "there is room again"
-        warm(server)
-        assert {lease["state"] for lease in accounted(server)} == {"released"}
+        with serving(server):
+            back(server, "llama/alpha")
+            server.chat("alpha", STORY)
+            hand_over(server)
+            warm(server)
+            yield disk
+            warm(server)
+            assert all(talk["saved"] for talk in told(server, hand_over(server))), "there is room again"
+            warm(server)
+            assert {lease["state"] for lease in accounted(server)} == {"released"}
     finally:
-        server.stop()
-        server.router.stop()
         disk.close()
 
 
@@ -94,15 +80,16 @@ def complete(server: Held) -> bool:
 
 
 def filled_amid_a_save(server: Held, disk: SmallDisk, pages: int, kept: int) -> None:
-    """The save that the server stands before finds so many pages, though there was room when it was asked for.
+    """The next save finds so many pages, though there was room until it was asked for.
 
     `kept`: bytes of the files that were there before it. What its first try left is written over, so that is room too.
     """
+    assert server.held() == "before save"
     disk.empty()
-    with suspended(child_of(psutil.Process(server.router.pid))) as child:
-        server.go_on()
-        sent_to(child)
-        disk.leave((pages - pages_of(sum(saved(server).values()) - kept)) * PAGE)
+    server.go_on()
+    assert server.held() == "asking save"
+    disk.leave((pages - pages_of(sum(saved(server).values()) - kept)) * PAGE)
+    server.go_on()
 
 
 def pages_of(size: int) -> int:
@@ -130,10 +117,9 @@ def test_a_disk_that_fills_amid_a_save_leaves_no_half_of_it_and_the_copy_before_
     if room == "its file's":
         needs_a_mount(disk)
     with Client(server) as client:
-        server.hold_at("before save")
+        server.hold_at("before save", "asking save")
         asked = client.lease("amid")
         for _ in range(2):  # it is tried again once
-            server.held()
             filled_amid_a_save(server, disk, pages, kept=size)
         server.hold_at()
         lease = granted(asked)
@@ -169,9 +155,8 @@ def test_a_save_whose_digest_finds_no_room_comes_back_all_the_same(server: Held,
     needs_a_mount(disk)
     (size,) = saved(server).values()
     with Client(server) as client:
-        server.hold_at("before save")
+        server.hold_at("before save", "asking save")
         asked = client.lease("amid")
-        server.held()
         filled_amid_a_save(server, disk, pages_of(size) + 1, kept=size)
         server.hold_at()
         lease = granted(asked)

@@ -14,7 +14,7 @@ import pytest
 
 from swapper.demo.models import make_models
 from tests.support.router import RealRouter
-from tests.support.server import Json, Server
+from tests.support.server import Json, Server, serving
 
 LONG = 3500
 """Tokens: many seconds of med."""
@@ -26,14 +26,8 @@ LOOKS, PAUSE_S = 300, 0.05
 def server(tmp_path: Path) -> Iterator[Server]:
     models = make_models(tmp_path / "models", ["med"])
     router = RealRouter(tmp_path / "router", models, parallel=1, ctx=4096, defaults={"threads": "1"})
-    server = Server(tmp_path / "swapper", router, {"med": "{vram: 8GiB, default: true}"})
-    router.start()
-    try:
-        server.start()
+    with serving(Server(tmp_path / "swapper", router, {"med": "{vram: 8GiB, default: true}"})) as server:
         yield server
-    finally:
-        server.stop()
-        router.stop()
 
 
 def working(server: Server) -> bool:

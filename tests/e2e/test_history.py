@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,8 +20,9 @@ from tests.support import hammer
 from tests.support.fake_server import FakeServer
 from tests.support.hammer import Book, Client
 from tests.support.history import judge
+from tests.support.matrix import eventually
 from tests.support.router import RealRouter
-from tests.support.server import Json, Server
+from tests.support.server import ALPHA, Json, Server, serving
 
 CLIENTS = 8
 BETWEEN = 12
@@ -35,16 +35,11 @@ ACCIDENTS = ("kill serve", "stop serve", "kill store", "stop store", "kill both"
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     router = FakeServer(tmp_path / "router", make_models(tmp_path, ["alpha"]))
-    server = Server(tmp_path / "swapper", cast("RealRouter", router), {"alpha": "{vram: 8GiB, default: true}"})
+    server = Server(tmp_path / "swapper", cast("RealRouter", router), ALPHA)
     with server.config.open("a") as config:
         config.write("policy: {grace: 0.2s}\n")
-    router.start()
-    try:
-        server.start()
+    with serving(server):
         yield server
-    finally:
-        server.stop()
-        router.stop()
 
 
 @pytest.mark.timeout(LIMIT_S + 60)
@@ -109,20 +104,8 @@ async def _happens(accident: str, server: Server, book: Book, up: asyncio.Event)
     if whom != "store":
         await asyncio.to_thread(server.kill)
         await asyncio.to_thread(server.start)
-    await asyncio.to_thread(_answers, server)
+    await asyncio.to_thread(eventually, lambda: server.get("/api/leases?limit=1"), "its store is there again")
     up.set()
-
-
-def _answers(server: Server) -> None:
-    """Wait until its store is there again."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        try:
-            server.get("/api/leases?limit=1")
-            return
-        except OSError:
-            time.sleep(0.02)
-    raise AssertionError("no store in 30 s")
 
 
 async def _call_by_name(session: aiohttp.ClientSession, url: str, up: asyncio.Event) -> None:

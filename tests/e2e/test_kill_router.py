@@ -15,36 +15,29 @@ from tests.support.matrix import (
     STORY,
     Client,
     Held,
-    accounted,
     back,
     cache_n,
     child_of,
     ends,
     granted,
+    in_turn,
     router_of,
     sent_to,
     suspended,
-    with_its_own_router,
 )
 from tests.support.server import Json
 
 
-@pytest.fixture(scope="module")
-def living(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
-    folder = tmp_path_factory.mktemp("router")
-    with with_its_own_router(folder) as server:
+@pytest.fixture
+def server(living: Held) -> Iterator[Held]:
+    with in_turn(living, leaves=serves) as server:
         yield server
 
 
-@pytest.fixture
-def server(living: Held) -> Iterator[Held]:
-    living.hold_at()
-    back(living, "llama/alpha")
-    living.chat("alpha", STORY)
-    yield living
-    back(living, "llama/alpha")
-    assert living.chat("alpha", STORY)["choices"]
-    assert all(lease["ended_at"] for lease in accounted(living))
+def serves(server: Held) -> None:
+    """The resident is back, warm or cold."""
+    back(server, "llama/alpha")
+    assert server.chat("alpha", STORY)["choices"]
 
 
 def told_cold(server: Held, lease: Json) -> Json | None:

@@ -7,16 +7,13 @@ next life goes one point further, until a handover has no more points. The real 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from swapper.demo.models import make_models
-from tests.support.matrix import BACK_S, STORY, Client, Held, accounted, back, cache_n
-from tests.support.router import RealRouter
-from tests.support.server import Json
+from tests.support.matrix import BACK_S, STORY, Client, Held, accounted, back, cache_n, granted
+from tests.support.server import serving
 
 EFFECTS = {"out": ("save", "release"), "back": ("load", "restore")}
 """The verbs that change something. The others only wait: to die in them is to die between two commits."""
@@ -24,17 +21,11 @@ EFFECTS = {"out": ("save", "release"), "back": ("load", "restore")}
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Held]:
-    router = RealRouter(tmp_path / "router", make_models(tmp_path, ["alpha"]))
-    server = Held(tmp_path / "swapper", router, {"alpha": "{vram: 8GiB, default: true}"})
-    router.start()
-    try:
-        server.start()
+    with serving(Held.of_alpha(tmp_path)) as server:
         yield server
-    finally:
-        server.stop()
-        router.stop()
 
 
+@pytest.mark.timeout(300)  # some twenty lives: half a minute, and four times that on a starved machine
 @pytest.mark.parametrize("direction", ["out", "back"])
 def test_killed_at_any_step_of_a_handover_the_card_comes_back_and_the_conversation_is_warm(
     server: Held, direction: str
@@ -59,19 +50,13 @@ def test_killed_at_any_step_of_a_handover_the_card_comes_back_and_the_conversati
                 server.hold_at(*steps)
                 released = client.release(lease)
                 killed.append(kill_at(server, len(killed)))
-            assert released.result(30)["state"] == "released"
+            assert released.result(BACK_S)["state"] == "released"
             back(server, "llama/alpha")
             assert cache_n(server.chat("alpha", STORY)) >= len(STORY), f"cold after a kill {killed[-1]}"
             tokens.append(cast("int", lease["token"]))
     assert tokens == sorted(set(tokens)), "each token is higher than all before"
     assert {lease["state"] for lease in accounted(server)} == {"released"}
     assert set(effects) < set(killed), killed
-
-
-def granted(asked: Future[Json]) -> Json:
-    lease = asked.result(BACK_S)
-    assert lease["state"] == "granted", lease
-    return lease
 
 
 def kill_at(server: Held, n: int) -> str:

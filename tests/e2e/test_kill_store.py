@@ -12,49 +12,35 @@ from pathlib import Path
 import pytest
 import redis
 
-from swapper.demo.models import make_models
 from tests.support.matrix import (
     BACK_S,
     STORY,
     Client,
     Held,
     accounted,
-    back,
     eventually,
     granted,
+    in_turn,
     status_of,
     token,
     warm,
 )
-from tests.support.router import RealRouter
-from tests.support.server import Json
+from tests.support.server import Json, serving
 
 COMMITS = ("close", "drain", "save", "release", "vacate", "grant", "load", "restore", "open", "end")
 
 
 @pytest.fixture(scope="module")
 def living(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
-    folder = tmp_path_factory.mktemp("store")
-    router = RealRouter(folder / "router", make_models(folder, ["alpha"]))
-    server = Held(folder / "swapper", router, {"alpha": "{vram: 8GiB, default: true}"})
-    router.start()
-    try:
-        server.start()
+    """One beside its router; whatever becomes of its store, each test leaves the card with its resident."""
+    with serving(Held.of_alpha(tmp_path_factory.mktemp("living"))) as server:
         yield server
-    finally:
-        server.stop()
-        router.stop()
 
 
 @pytest.fixture
 def server(living: Held) -> Iterator[Held]:
-    """One for all: each test leaves the card with its resident, whatever became of the store; else none goes on."""
-    living.hold_at()
-    back(living, "llama/alpha")
-    living.chat("alpha", STORY)
-    yield living
-    warm(living)
-    assert all(lease["ended_at"] for lease in accounted(living))
+    with in_turn(living) as server:
+        yield server
 
 
 def test_killed_at_every_commit_of_a_handover_before_it_landed_and_unheard(server: Held) -> None:

@@ -12,25 +12,17 @@ from typing import cast
 import psutil
 import pytest
 
-from swapper.demo.models import make_models
 from swapper.store import embedded
 from swapper.store.redis import RedisStore
+from tests.support.matrix import ends
 from tests.support.router import RealRouter
-from tests.support.server import Server
+from tests.support.server import Server, serving
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    models = make_models(tmp_path, ["alpha"])
-    router = RealRouter(tmp_path / "router", models)
-    router.start()
-    server = Server(tmp_path / "swapper", router, {"alpha": "{vram: 8GiB, default: true}"})
-    try:
-        server.start()
+    with serving(Server.of_alpha(tmp_path)) as server:
         yield server
-    finally:
-        server.stop()
-        router.stop()
 
 
 def _items(server: Server) -> list[dict[str, object]]:
@@ -105,8 +97,7 @@ def test_a_store_killed_with_9_is_back_with_every_lease_and_the_queue_goes_on(se
     held = server.lease("held", wait=30)
     waiting = server.lease("waiting")
     (store,) = (p for p in psutil.Process(1).children(recursive=True) if _is_store(p, server))
-    store.kill()
-    store.wait(10)
+    ends(store)
     server.wait_ready()
     assert server.get(f"/api/leases/{held['id']}")["state"] == "granted"
     server.release(held)

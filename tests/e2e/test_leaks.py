@@ -25,7 +25,7 @@ from swapper.store import embedded
 from tests.support.fake_server import FakeServer, fake_processes
 from tests.support.leaks import Footprint, footprint, grown
 from tests.support.router import RealRouter
-from tests.support.server import Json, Server
+from tests.support.server import ALPHA, Json, Server
 
 WARM_UP = 100
 HANDOVERS = int(os.environ.get("SWAPPER_HANDOVERS", "200"))
@@ -38,7 +38,7 @@ KIB, MIB = 1024, 1024 * 1024
 def server(tmp_path: Path) -> Iterator[Server]:
     router = FakeServer(tmp_path / "router", make_models(tmp_path, ["alpha"]))
     router.start()
-    server = Server(tmp_path / "swapper", cast("RealRouter", router), {"alpha": "{vram: 8GiB, default: true}"})
+    server = Server(tmp_path / "swapper", cast("RealRouter", router), ALPHA)
     try:
         yield server
     finally:

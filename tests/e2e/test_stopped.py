@@ -12,40 +12,26 @@ import redis
 from tests.support.jobs import job
 from tests.support.matrix import (
     BACK_S,
-    STORY,
     Client,
     Held,
-    accounted,
     back,
     child_of,
     eventually,
     granted,
+    in_turn,
     router_of,
     sent_to,
     suspended,
-    warm,
-    with_its_own_router,
 )
 
 NEXT_BEAT_S = 3.8
 """With less left of its five seconds a lease is beaten for, a third of its time after the last beat."""
 
 
-@pytest.fixture(scope="module")
-def living(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
-    folder = tmp_path_factory.mktemp("stopped")
-    with with_its_own_router(folder) as server:
-        yield server
-
-
 @pytest.fixture
 def server(living: Held) -> Iterator[Held]:
-    living.hold_at()
-    back(living, "llama/alpha")
-    living.chat("alpha", STORY)
-    yield living
-    warm(living)
-    assert all(lease["ended_at"] for lease in accounted(living))
+    with in_turn(living) as server:
+        yield server
 
 
 @pytest.mark.parametrize("stopped", ["swapper", "store"])

@@ -2,10 +2,11 @@
 
     python -m tests.support.held FOLDER serve -c swapper.yaml
 
-The shipped program; only these calls are wrapped: every commit, and every verb an agent carries out. The lines of
-FOLDER/hold are the points it stops at (patterns, `*` is any text): `before commit close`, `after commit grant`,
-`before save` ... Where it stopped stands in the last line of FOLDER/points. Without that file it stops nowhere.
-`unheard commit ...` is a commit that landed and whose answer is then lost.
+The shipped program; only these calls are wrapped: every commit, every verb an agent carries out, and the request for a
+save, when all that comes before it is done. The lines of FOLDER/hold are the points it stops at (patterns, `*` is any
+text): `before commit close`, `after commit grant`, `before save`, `asking save` ... Where it stopped stands in the last
+line of FOLDER/points. Without that file it stops nowhere. `unheard commit ...` is a commit that landed and whose answer
+is then lost.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from swapper.core.commit import Commit, Committed, Conflict
 from swapper.core.types import Command, LeaseState
 from swapper.errors import StoreDown
 from swapper.store.redis import RedisStore
+from workers.llama.http import RouterHttp, SavedSlot
 from workers.verbs import Outcome, Verbs
 
 T = TypeVar("T")
@@ -61,6 +63,7 @@ class _Holds:
 def _wrap(holds: _Holds) -> None:
     write: Callable[..., Awaitable[Committed | Conflict]] = RedisStore.commit
     run = Verbs.run
+    save = RouterHttp.save
 
     async def held_commit(self: RedisStore, commit: Commit, *, now_ms: int | None = None) -> Committed | Conflict:
         name = named(commit)
@@ -77,7 +80,12 @@ def _wrap(holds: _Holds) -> None:
         holds.at(f"after {command.verb}")
         return outcome
 
+    async def held_save(self: RouterHttp, model: str, slot: int, name: str) -> SavedSlot:
+        holds.at("asking save")
+        return await save(self, model, slot, name)
+
     RedisStore.commit = held_commit
+    RouterHttp.save = held_save
     Verbs.run = held_run
 
 

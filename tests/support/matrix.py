@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import signal
 import time
 import urllib.error
@@ -16,13 +17,14 @@ from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
 from types import TracebackType
 from typing import TypeVar, cast
 from uuid import uuid4
 
 import psutil
 
-from swapper.demo.models import make_models
 from swapper.store import embedded
 from tests.support.router import RealRouter
 from tests.support.server import Json, Server
@@ -50,15 +52,14 @@ def eventually(look: Callable[[], T | None], what: str, limit_s: float = BACK_S)
 
 def ends(process: psutil.Process) -> None:
     """Kill a process and see it gone (a zombie that init or its parent has not yet reaped is gone)."""
-    process.kill()
-
-    def gone() -> bool:
-        try:
-            return process.status() == psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return True
-
-    eventually(gone, f"process {process.pid} ends")
+    gone = os.pidfd_open(process.pid)
+    try:
+        process.kill()
+        waiting = select.poll()
+        waiting.register(gone, select.POLLIN)
+        assert waiting.poll(BACK_S * 1000), f"process {process.pid} did not end"
+    finally:
+        os.close(gone)
 
 
 class Held(Server):
@@ -77,12 +78,28 @@ class Held(Server):
 
     def held(self, limit_s: float = BACK_S) -> str:
         """The point it has stopped at, once it has."""
-        eventually(self._stopped_anew, "the server stops where it was told to", limit_s)
+        self._stops(limit_s)
         return (self.folder / "points").read_text().splitlines()[-1]
 
-    def _stopped_anew(self) -> bool:
-        """Whether it stopped since it was last asked; the kernel tells each stop once, however short the run before."""
-        return os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG) is not None
+    def _stops(self, limit_s: float = BACK_S) -> None:
+        """Returns once it stopped since that was last asked: the kernel tells each stop once, however short the run.
+
+        It tells that to who waits for it without a limit, so a thread does; one that is left over takes nothing away.
+        """
+        told: Queue[int] = Queue()
+
+        def wait() -> None:
+            with suppress(ChildProcessError):
+                seen = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+                told.put(seen.si_code if seen else 0)
+
+        Thread(target=wait, daemon=True).start()
+        try:
+            code = told.get(timeout=limit_s)
+        except Empty:
+            raise AssertionError(f"not within {limit_s:g} s: the server stops where it was told to") from None
+        assert code == os.CLD_STOPPED, f"the server ended before it came there:\n{self.log_path.read_text()}"
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG)
 
     def go_on(self) -> None:
         """Let it run on from where it stopped."""
@@ -98,7 +115,7 @@ class Held(Server):
     def freeze(self) -> None:
         """Stop it wherever it is, as a debugger or a full disk queue would."""
         os.kill(self.pid, signal.SIGSTOP)
-        eventually(self._stopped_anew, "the server stops")
+        self._stops()
 
     def store(self) -> psutil.Process:
         """The process of its embedded store."""
@@ -132,14 +149,27 @@ class Held(Server):
 @contextmanager
 def with_its_own_router(folder: Path) -> Generator[Held]:
     """A serve that started its router itself, with the one model `alpha`; both are stopped at the end."""
-    router = RealRouter(folder / "router", make_models(folder, ["alpha"]))
-    server = Held(folder / "swapper", router, {"alpha": "{vram: 8GiB, default: true}"}, owned=True)
+    server = Held.of_alpha(folder, owned=True)
     try:
         server.start()
         yield server
     finally:
         server.stop()
         asyncio.run(server.stop_router())
+
+
+@contextmanager
+def in_turn(living: Held, leaves: Callable[[Held], None] | None = None) -> Generator[Held]:
+    """One test of those that share a serve: its resident has the story before it and after it, and no lease is left.
+
+    `leaves`: what else must be so after it, instead of the story being warm.
+    """
+    living.hold_at()
+    back(living, "llama/alpha")
+    living.chat("alpha", STORY)
+    yield living
+    (leaves or warm)(living)
+    assert all(lease["ended_at"] for lease in accounted(living))
 
 
 class Client:

@@ -10,16 +10,21 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Self, TypeVar, cast
 
+from swapper.demo.models import make_models
 from tests.support.router import RealRouter, free_port
 from workers.control.command import CommandControl
 
 READY_S = 30.0
 
 Json = dict[str, object]
+
+ALPHA = {"alpha": "{vram: 8GiB, default: true}"}
+"""The one model that most tests need, and its traits."""
 
 
 class Server:
@@ -65,6 +70,12 @@ tenants:
         self.program: Sequence[str] = ("-m", "swapper")
         self.env: Mapping[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def of_alpha(cls, folder: Path, *, owned: bool = False) -> Self:
+        """One whose resident is the model `alpha`, with its router; each has a folder of its own below `folder`."""
+        router = RealRouter(folder / "router", make_models(folder, ["alpha"]))
+        return cls(folder / "swapper", router, ALPHA, owned=owned)
 
     @property
     def pid(self) -> int:
@@ -176,3 +187,18 @@ tenants:
         with urllib.request.urlopen(request, timeout=60) as answer:
             raw = answer.read()
         return cast("Json", json.loads(raw)) if raw[:1] in b"{[" else {"text": raw.decode()}
+
+
+S = TypeVar("S", bound=Server)
+
+
+@contextmanager
+def serving(server: S) -> Generator[S]:
+    """Its router is started, then it is; at the end both are stopped, whatever the test stopped already."""
+    try:
+        server.router.start()
+        server.start()
+        yield server
+    finally:
+        server.stop()
+        server.router.stop()
