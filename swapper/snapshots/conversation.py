@@ -194,9 +194,11 @@ def _depth(links: Links, first: int, chain: Chain) -> int:
     low, high = first, min(first + len(links), len(chain.links))
     if low >= high or links[0] != chain.links[low]:
         return 1 if first and links.root == chain.links[0] else 0
+    packed, theirs = links.packed, chain.links
     while high - low > 1:
         middle = (low + high) // 2
-        if links[middle - first] == chain.links[middle]:
+        at = (middle - first) * LINK_BYTES
+        if packed[at : at + LINK_BYTES] == theirs[middle]:
             low = middle
         else:
             high = middle
