@@ -17,14 +17,13 @@ from tests.unit.gateway_doubles import (
     CHAT,
     STREAM,
     Clock,
-    FakeLink,
     Served,
     Stream,
     answer,
-    command,
     event,
     serve,
 )
+from tests.unit.gateway_link import FakeLink, command
 
 
 async def told(gateway: Served, order: Command) -> Report:
