@@ -269,7 +269,6 @@ async def _gateway(config: Config, folder: StateFolder, store: RedisStore, stack
         limits=limits,
         admission=admission,
         member=member,
-        proofs=member.proofs,
         session=session,
     )
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from swapper.gateway.admission import Admission
     from swapper.gateway.member import Member
-    from swapper.gateway.proof import Proofs
+    from swapper.gateway.talks import Talks
 
 
 INFLATED_AT_ONCE = 2
@@ -100,12 +100,16 @@ class GatewayContext:
     limits: Limits
     admission: Admission
     member: Member
-    proofs: Proofs
     session: aiohttp.ClientSession
     budget: Budget = field(init=False)
     inflating: asyncio.Semaphore = field(init=False)
     parsing: asyncio.Semaphore = field(init=False)
     children: Children = field(init=False)
+
+    @property
+    def talks(self) -> Talks:
+        """The conversations of this process."""
+        return self.member.talks
 
     def __post_init__(self) -> None:
         """One budget and the same turns for all calls, one memory of where they go."""
@@ -113,3 +117,4 @@ class GatewayContext:
         self.inflating = asyncio.Semaphore(INFLATED_AT_ONCE)
         self.parsing = asyncio.Semaphore(1)
         self.children = Children(self.session)
+        self.member.talks.attach(self)

@@ -7,17 +7,19 @@ admitted before the store's gates were read, nor once the membership lapsed. Sur
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 import structlog
 
+from swapper.core.keeping import RECALL
+from swapper.core.steps import PLACED
 from swapper.core.types import Card, Command, Demand, Failure, Report, Step, World, answer_to
 from swapper.errors import StoreDown
 from swapper.gateway.admission import Admission
-from swapper.gateway.proof import Finding, Proofs, read_unproved
+from swapper.gateway.talks import Talks
+from swapper.snapshots.index import Index
 from swapper.store.codec import card_of
 from swapper.store.protocol import StoredCommand, StoredEvent
 
@@ -66,12 +68,8 @@ class _Record:
         self.orders: dict[tuple[int, int], Command] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class _OnceDrained:
-    """The answer of a command whose end is that nothing of its tenant is in flight any more."""
-
-    tenant: str
-    data: Mapping[str, object]
+Later = Callable[[], Awaitable[Report]]
+"""The answer of a command that takes its time."""
 
 
 class Member:
@@ -90,16 +88,18 @@ class Member:
         alone: bool = False,
         ttl_ms: int = TTL_MS,
         beat_ms: int = BEAT_MS,
+        index: Index | None = None,
+        private: frozenset[str] = frozenset(),
     ) -> None:
         self._link = link
         self._admission = admission
         self._alone = alone
         self._ttl_ms = ttl_ms
         self._beat_s = beat_ms / 1000
-        self.proofs = Proofs(self._send_finding)
         self.problem: str | None = None
         self.ended = asyncio.Event()
         self.executor = f"gateway:{admission.gateway}"
+        self.talks = Talks(self.executor, self._send, self._store_ms, index=index, private=private)
         self._records: dict[tuple[str, str | None], _Record] = {}
         self._cards: dict[str, Card] = {}
         self._failed: dict[str, Failure] = {}
@@ -142,7 +142,7 @@ class Member:
         for task in (*self._loops, *self._pending):
             task.cancel()
         await asyncio.gather(*self._loops, *self._pending, return_exceptions=True)
-        await self.proofs.close()
+        await self.talks.close()
         try:
             await self._link.leave(self._admission.gateway)
         except StoreDown:
@@ -151,8 +151,11 @@ class Member:
     def resting(self, tenant: str) -> Failure | None:
         """Why the tenant could not be loaded, while it is not to be tried again yet."""
         failure = self._failed.get(tenant)
-        now_ms = self._admission.now() + self._admission.epoch_offset_ms
-        return failure if failure is not None and failure.retry_ms > now_ms else None
+        return failure if failure is not None and failure.retry_ms > self._store_ms() else None
+
+    def _store_ms(self) -> int:
+        """The store's clock, as far as this process knows it."""
+        return self._admission.now() + self._admission.epoch_offset_ms
 
     def loading(self, tenant: str) -> bool:
         """True while a swap that brings the tenant was seen running."""
@@ -281,9 +284,14 @@ class Member:
             self._pending[task] = command.tenant
             task.add_done_callback(self._pending.pop)
 
-    def _execute(self, command: Command) -> Report | _OnceDrained:
+    def _execute(self, command: Command) -> Report | Later:
         """Do what the command says, and what is to be answered, now or once drained."""
         tenant, epoch = command.tenant, command.args.get("epoch")
+        if tenant is not None and command.verb == PLACED:
+            self.talks.placed(tenant, command.args)
+            return answer_to(command, "ok")
+        if tenant is not None and command.verb == RECALL:
+            return lambda: self._recalled(command)
         if tenant is None or not isinstance(epoch, int):
             return answer_to(command, "failed", f"a gateway needs a tenant and an epoch for '{command.verb}'")
         mine = self._admission.gate(tenant).epoch
@@ -291,20 +299,21 @@ class Member:
             return answer_to(command, "refused", f"epoch {epoch} is older than the gate's {mine}", {"epoch": mine})
         match command.verb:
             case Step.CLOSE:
-                self.proofs.forget(tenant)
-                return answer_to(command, "ok", data={"in_flight": self._admission.close(tenant, epoch)})
+                self.talks.closed(tenant)
+                in_flight = self._admission.close(tenant, epoch)
+                talks = {"talks": self.talks.told(tenant)} if in_flight == 0 else {}
+                return answer_to(command, "ok", data={"in_flight": in_flight, **talks})
             case Step.DRAIN:
-                return _OnceDrained(tenant, {})
+                return lambda: self._drained(command, tenant)
             case "cut":
                 cut = self._admission.cut(tenant, str(command.args.get("reason") or "the card is needed elsewhere"))
-                return _OnceDrained(tenant, {"ended": cut.ended, "requeued": cut.requeued})
+                return lambda: self._drained(command, tenant, {"ended": cut.ended, "requeued": cut.requeued})
             case Step.OPEN:
                 swap = str(command.args.get("swap") or "")
                 try:
-                    unproved = read_unproved(command.args.get("unproved"))
+                    self.talks.opened(tenant, command.card, swap, command.args)
                 except msgspec.ValidationError as error:
-                    return answer_to(command, "failed", f"what is unproved cannot be read: {error}")
-                self.proofs.expect(tenant, command.card, swap, unproved)
+                    return answer_to(command, "failed", f"what comes back cannot be read: {error}")
                 self._admission.open(tenant, epoch, swap or None)
                 for task in [task for task, of in self._pending.items() if of == tenant]:
                     task.cancel()  # nobody waits any more for the drain that this ends
@@ -312,9 +321,17 @@ class Member:
             case _:
                 return answer_to(command, "failed", f"a gateway does not know '{command.verb}'")
 
-    async def _finish(self, record: _Record, command: Command, outcome: _OnceDrained) -> None:
-        await self._admission.drained(outcome.tenant)
-        answer = answer_to(command, "ok", data=outcome.data)
+    async def _drained(self, command: Command, tenant: str, data: Mapping[str, object] | None = None) -> Report:
+        """Once nothing of the tenant is in flight any more."""
+        await self._admission.drained(tenant)
+        return answer_to(command, "ok", data={"talks": self.talks.told(tenant)} if data is None else data)
+
+    async def _recalled(self, command: Command) -> Report:
+        data, why = await self.talks.recall(command)
+        return answer_to(command, "failed", why) if data is None else answer_to(command, "ok", data=data)
+
+    async def _finish(self, record: _Record, command: Command, outcome: Later) -> None:
+        answer = await outcome()
         identity = (command.token, command.n)
         if identity in record.answers:
             record.answers[identity] = answer
@@ -329,11 +346,6 @@ class Member:
                 return await self._link.report(report)
             except StoreDown:
                 await asyncio.sleep(RETRY_S)
-
-    async def _send_finding(self, finding: Finding) -> None:
-        await self._send(
-            Report(self.executor, finding.card, finding.tenant, 0, 0, "proof", "ok", data=dict(finding.data))
-        )
 
 
 _log: Callable[[], structlog.stdlib.BoundLogger] = structlog.get_logger

@@ -147,6 +147,7 @@ class Exchange:
         self._deaths = 0
         self._tries = 0
         self._first_try_ms: int | None = None
+        self._known = ctx.talks.know(target.tenant, request.path, ask, held.body)
         if ask.stream:
             chosen = comment if ctx.limits.keepalive_comments else filler
             self._keepalive = Keepalive(request, chosen, ask.model, ctx.limits.keepalive_ms / 1000)
@@ -191,6 +192,7 @@ class Exchange:
         outcome: web.StreamResponse | Problem | _Again | None = None
         if self._call.cut_reason is None:
             with _Interrupt(self._call, task) as interrupt:
+                await self._ctx.talks.ready(self._target.tenant, self._known)
                 outcome = await self._send()
             if not interrupt.fired:
                 return outcome
@@ -277,12 +279,11 @@ class Exchange:
         self, response: web.StreamResponse, upstream: aiohttp.ClientResponse, first: bytes, *, sse: bool
     ) -> web.StreamResponse | Problem:
         """Pass every chunk on as it comes; the client's pace holds back the upstream's."""
-        tail = self._ctx.proofs.tap(self._call.tenant, sse=sse)
+        tail = self._ctx.talks.tap(self._request.path, sse=sse)
         frames = Frames() if sse else None
         chunk = first
         while chunk:
-            if tail is not None:
-                tail.feed(chunk)
+            tail.feed(chunk)
             whole = chunk if frames is None else frames.feed(chunk)
             if whole:
                 await response.write(whole)
@@ -298,8 +299,8 @@ class Exchange:
             await response.write(frames.rest)
         self._complete = True
         await response.write_eof()
-        if tail is not None and upstream.status == 200:
-            self._ctx.proofs.answered(tail, self._target, self._ctx.session)
+        if upstream.status == 200:
+            self._ctx.talks.answered(self._known, tail, self._target)
         return response
 
     async def _error_event(

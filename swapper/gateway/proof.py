@@ -1,6 +1,6 @@
-"""Reads from answers whether restored conversations were reused, and reports it; the client never waits for it.
+"""What an answer tells of the prompt tokens it reused, and which unproved conversation that proves warm or cold.
 
-Invariant: an answer is only looked at while its tenant has unproved conversations; a slot is trusted only when it is
+Invariant: an answer is looked at once it has passed, and no client waits for that; a slot is trusted only when it is
 the answer's own word or the one idle slot that holds as many tokens as the answer left in it; what cannot be told
 apart stays unproved.
 Seen on llama-server b10434: `timings.cache_n/prompt_n/predicted_n` or `usage`, in the last chunk of a stream; `id_slot`
@@ -10,9 +10,8 @@ tokens are back to 0 once the answer is complete.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -21,9 +20,11 @@ import msgspec
 
 from swapper.core.proof import judge
 from swapper.gateway.context import Target
+from swapper.snapshots.conversation import Match, Relation
 
 TAIL_BYTES = 1 << 20
 """How much of the end of an answer is kept: `/completion` repeats its whole prompt in the last event."""
+HEAD_BYTES = 1 << 14
 LAST_EVENTS = 6
 """How many events from the end are parsed to find the numbers."""
 
@@ -42,12 +43,23 @@ class _Usage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
+    input_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+    output_tokens: int | None = None
 
 
 class _Answer(msgspec.Struct):
     timings: _Timings | None = None
     usage: _Usage | None = None
     id_slot: int | None = None
+
+
+class _Message(msgspec.Struct):
+    usage: _Usage
+
+
+class _Started(msgspec.Struct):
+    message: _Message
 
 
 class SlotLine(msgspec.Struct):
@@ -79,34 +91,31 @@ class Unproved:
     snapshot: str
     slot: int
     tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What one answer proved, as the data of a `proof` report; `card` and `tenant` address it."""
-
-    card: str
-    tenant: str
-    data: Mapping[str, object]
+    id: str = ""
+    links: tuple[str, ...] = ()
 
 
 _answer = msgspec.json.Decoder(_Answer)
+_started = msgspec.json.Decoder(_Started)
 _slots = msgspec.json.Decoder(list[SlotLine])
 
 
 class Tail:
-    """The last TAIL_BYTES of an answer as it passes."""
+    """The last TAIL_BYTES of an answer as it passes; `head`: its first event as well, where one API has the numbers."""
 
-    __slots__ = ("_chunks", "_cut", "_size", "sse")
+    __slots__ = ("_chunks", "_cut", "_head", "_size", "sse")
 
-    def __init__(self, *, sse: bool) -> None:
+    def __init__(self, *, sse: bool, head: bool = False) -> None:
         self.sse = sse
+        self._head: bytearray | None = bytearray() if sse and head else None
         self._chunks: deque[bytes] = deque()
         self._size = 0
         self._cut = False
 
     def feed(self, chunk: bytes) -> None:
         """Remember a chunk, forgetting the oldest beyond the limit."""
+        if self._head is not None and len(self._head) < HEAD_BYTES:
+            self._head += chunk[: HEAD_BYTES - len(self._head)]
         self._chunks.append(chunk)
         self._size += len(chunk)
         while self._size > TAIL_BYTES and len(self._chunks) > 1:
@@ -116,9 +125,46 @@ class Tail:
     def reuse(self) -> Reuse | None:
         """The numbers, or None where the answer has none (or its beginning is gone)."""
         text = b"".join(self._chunks)
+        if self._head is not None:
+            return _of_message(bytes(self._head), text)
         if self.sse:
             return next((found for found in map(_reuse, _last_events(text)) if found), None)
         return None if self._cut else _reuse(text)
+
+
+def _of_message(head: bytes, text: bytes) -> Reuse | None:
+    """Anthropic's stream: the prompt stands in the first event, `message_start`, what was generated in a late one."""
+    first = head.replace(b"\r\n", b"\n").partition(b"\n\n")[0]
+    started = next((line[5:] for line in first.split(b"\n") if line.startswith(b"data:")), b"")
+    try:
+        prompt = _started.decode(started).message.usage
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    generated: int | None = None
+    for event in _last_events(text):
+        try:
+            found = _answer.decode(event).usage
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
+        if found is not None and found.output_tokens is not None:
+            generated = found.output_tokens
+            break
+    return _of_usage(prompt, generated, None)
+
+
+def _of_usage(usage: _Usage, generated: int | None, slot: int | None) -> Reuse | None:
+    """OpenAI counts the whole prompt and of it the cached tokens, Anthropic those that were not cached beside them."""
+    if usage.cache_read_input_tokens is not None and usage.input_tokens is not None:
+        cached, read = usage.cache_read_input_tokens, usage.input_tokens
+        return Reuse(cached, read, slot, _left(cached + read, generated))
+    if usage.prompt_tokens is None or usage.prompt_tokens_details is None:
+        return None
+    known = usage.prompt_tokens_details.cached_tokens
+    return (
+        None
+        if known is None
+        else Reuse(known, usage.prompt_tokens - known, slot, _left(usage.prompt_tokens, generated))
+    )
 
 
 def _last_events(text: bytes) -> Iterable[bytes]:
@@ -138,13 +184,10 @@ def _reuse(text: bytes) -> Reuse | None:
     if timings is not None and timings.cache_n is not None and timings.prompt_n is not None:
         left = _left(timings.cache_n + timings.prompt_n, timings.predicted_n)
         return Reuse(timings.cache_n, timings.prompt_n, answer.id_slot, left)
-    if usage is None or usage.prompt_tokens is None or usage.prompt_tokens_details is None:
+    if usage is None:
         return None
-    cached = usage.prompt_tokens_details.cached_tokens
-    if cached is None:
-        return None
-    left = _left(usage.prompt_tokens, usage.completion_tokens)
-    return Reuse(cached, usage.prompt_tokens - cached, answer.id_slot, left)
+    generated = usage.completion_tokens if usage.output_tokens is None else usage.output_tokens
+    return _of_usage(usage, generated, answer.id_slot)
 
 
 def _left(prompt: int, generated: int | None) -> int | None:
@@ -164,91 +207,55 @@ def pick_slot(lines: Iterable[SlotLine], claimed: Mapping[int, int], reuse: Reus
     return fitting[0] if len(fitting) == 1 else None
 
 
-class _Ledger:
-    """What is unproved of one tenant, by slot, and which (slot, task) an earlier answer already claimed."""
+class Ledger:
+    """What is unproved of one tenant, and which (slot, task) an earlier answer already claimed."""
 
     __slots__ = ("card", "claimed", "swap", "unproved")
 
     def __init__(self, card: str, swap: str, unproved: Iterable[Unproved]) -> None:
         self.card = card
         self.swap = swap
-        self.unproved = {one.slot: one for one in unproved}
+        self.unproved = {one.snapshot: one for one in unproved}
         self.claimed: dict[int, int] = {}
 
+    def expect(self, one: Unproved) -> None:
+        """One more came back."""
+        self.unproved[one.snapshot] = one
 
-class Proofs:
-    """The unproved conversations of this gateway process. `send` delivers a finding."""
-
-    def __init__(self, send: Callable[[Finding], Awaitable[None]]) -> None:
-        self._send = send
-        self._ledgers: dict[str, _Ledger] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def expect(self, tenant: str, card: str, swap: str, unproved: Iterable[Unproved]) -> None:
-        """After an `open`: these conversations were restored and are to be proved."""
-        ledger = _Ledger(card, swap, unproved)
-        if ledger.unproved:
-            self._ledgers[tenant] = ledger
-        else:
-            self._ledgers.pop(tenant, None)
-
-    def forget(self, tenant: str) -> None:
-        """The gate closes: what is unproved now stays so."""
-        self._ledgers.pop(tenant, None)
-
-    def tap(self, tenant: str, *, sse: bool) -> Tail | None:
-        """Something that watches an answer pass, or None while nothing is to be proved."""
-        return Tail(sse=sse) if tenant in self._ledgers else None
-
-    def answered(self, tail: Tail, target: Target, session: aiohttp.ClientSession) -> None:
-        """An answer was delivered in full: find out, in the background, what it proves."""
-        task = asyncio.create_task(self._settle(tail, target, session))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def idle(self) -> None:
-        """Return when no answer is being looked at."""
-        while self._tasks:
-            await asyncio.wait(tuple(self._tasks))
-
-    async def close(self) -> None:
-        """Give up what is being looked at."""
-        for task in tuple(self._tasks):
-            task.cancel()
-        await self.idle()
-
-    async def _settle(self, tail: Tail, target: Target, session: aiohttp.ClientSession) -> None:
-        reuse = tail.reuse()
-        ledger = self._ledgers.get(target.tenant)
-        if reuse is None or ledger is None:
-            return
-        slot = reuse.slot
-        if slot is None:
-            lines = await _read_slots(target, session)
-            line = pick_slot(lines, ledger.claimed, reuse)
-            if line is None or line.id_task is None:
-                return
-            slot = line.id
-            ledger.claimed[slot] = line.id_task
-        one = ledger.unproved.pop(slot, None)
-        if one is None:
-            return
-        if not ledger.unproved and self._ledgers.get(target.tenant) is ledger:
-            del self._ledgers[target.tenant]
-        result, reason = judge(one.tokens, reuse.cache_n, reuse.prompt_n)
-        data = {
-            "swap": ledger.swap,
-            "snapshot": one.snapshot,
-            "slot": slot,
-            "result": result.value,
-            "cache_n": reuse.cache_n,
-            "prompt_n": reuse.prompt_n,
-            "reason": reason,
-        }
-        await self._send(Finding(ledger.card, target.tenant, data))
+    def of(self, name: str | None, slot: int | None) -> Unproved | None:
+        """The one with this id; else the one in this slot, if it has none."""
+        found = (one for one in self.unproved.values() if name and one.id == name)
+        in_slot = (one for one in self.unproved.values() if slot is not None and one.slot == slot and not one.id)
+        return next(found, None) or next(in_slot, None)
 
 
-async def _read_slots(target: Target, session: aiohttp.ClientSession) -> list[SlotLine]:
+def finding(ledger: Ledger, match: Match | None, reuse: Reuse, slot: int | None) -> Mapping[str, object] | None:
+    """What an answer proved, as the data of a `proof` report; None: nothing. Said once of each.
+
+    `match` is what was known of the call's conversation before this answer. Only a conversation that went on, in the
+    slot it was restored into, shows by being read anew that it was kept in vain.
+    """
+    talk = None if match is None or match.relation is Relation.BRANCHED else match.conversation
+    one = ledger.of(None if talk is None else talk.id, slot)
+    if one is None:
+        return None
+    del ledger.unproved[one.snapshot]
+    saved = min(one.tokens, talk.prompt or one.tokens) if talk is not None else one.tokens
+    result, reason = judge(saved, reuse.cache_n, reuse.prompt_n)
+    return {
+        "swap": ledger.swap,
+        "snapshot": one.snapshot,
+        "slot": one.slot if slot is None else slot,
+        "result": result.value,
+        "cache_n": reuse.cache_n,
+        "prompt_n": reuse.prompt_n,
+        "reason": reason,
+        "continued": match is not None and match.whole and slot == one.slot,
+    }
+
+
+async def read_slots(target: Target, session: aiohttp.ClientSession) -> list[SlotLine]:
+    """`GET /slots` of the model; nothing where the server does not tell."""
     params = {"model": target.model, "autoload": "false"} if target.router else None
     try:
         async with session.get(

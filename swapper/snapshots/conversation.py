@@ -52,6 +52,7 @@ class Talk:
     """What a gateway tells of a conversation. `tokens` its last answer left in its slot, 0 unknown.
 
     `links`: its last ones, 32 hex characters each, oldest first, the last is `id`. `recallable`: its request is kept.
+    `slot`: where it was last seen. `snapshot`: the one it came back from, which a new one of it replaces.
     """
 
     id: str
@@ -59,6 +60,8 @@ class Talk:
     tokens: int
     used_ms: int
     recallable: bool
+    slot: int | None = None
+    snapshot: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,9 @@ class Conversation:
     """One chat or text, as it stood after its last answer.
 
     Tokens, 0 where unknown: `prompt` of its last request, `cached` and `processed` of it, `tokens` left in the slot.
-    `size`: bytes of that prompt. `restored`: it came back from disk and no answer has shown its use yet.
+    `size`: bytes of that prompt. `restored`: it came back from disk and no answer has shown its use yet. `evicted`: so
+    many tokens its last answer is said to have read again for an eviction, while it had stood in the slot `stood`.
+    `origin`: the snapshot it came back from, while that is still its newest one.
     """
 
     links: Links
@@ -127,6 +132,7 @@ class Conversation:
     snapshot: str = ""
     reason: str = ""
     restored: bool = False
+    origin: str = ""
 
     @property
     def id(self) -> str:
@@ -141,7 +147,7 @@ class Conversation:
     def talk(self) -> Talk:
         """What is told of it."""
         links = tuple(link.hex() for link in self.links.newest(TOLD_LINKS))
-        return Talk(self.id, links, self.tokens, self.used_ms, self.request is not None)
+        return Talk(self.id, links, self.tokens, self.used_ms, self.request is not None, self.slot, self.origin)
 
 
 @dataclass(frozen=True, slots=True)

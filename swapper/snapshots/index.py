@@ -100,13 +100,25 @@ class Index:
         if cache_n is not None and prompt_n is not None:
             cached, processed, generated = cache_n, prompt_n, predicted_n
         spent = account(match, read_before(match, chain), cached, processed, slot)
+        origin = ""
         if match.conversation is not None and match.relation in _REPLACED:
+            origin = match.conversation.origin
             self._drop(tenant, match.conversation.id)
         tokens = 0 if generated is None else cached + processed + max(generated, 1) - 1
         talk = Conversation(Links.of(chain), now_ms, chain.sizes[-1], tokens, cached, processed, request, slot=slot)
-        self._put(tenant, talk)
+        self._put(tenant, replace(talk, origin=origin))
         self._count(tenant, spent)
         return spent
+
+    def stands(self, tenant: str, name: str, slot: int) -> None:
+        """It was found out in which slot a conversation was answered: what seemed evicted may have stood in another."""
+        talk = self.conversation(tenant, name)
+        if talk is None or talk.place is not Place.SERVER:
+            return
+        if talk.evicted and talk.stood not in (None, slot):
+            known = self._tenants[tenant]
+            known.counts = known.counts.found_in_another_slot(talk.evicted)
+        self._set(tenant, replace(talk, slot=slot, evicted=0))
 
     def recalled(self, tenant: str, name: str, cache_n: int, prompt_n: int, slot: int | None) -> None:
         """We sent a conversation's last request again: it stands in the server as its prompt, and was not used.
@@ -171,13 +183,23 @@ class Index:
             self._set(tenant, replace(talk, place=Place.DISK, snapshot=snapshot, slot=None, reason="", restored=False))
 
     def placed(self, tenant: str, name: str, slot: int) -> None:
-        """A conversation was restored from disk into a slot; whether it is of use there the next answer shows."""
-        if (talk := self.conversation(tenant, name)) is not None:
-            self._set(tenant, replace(talk, place=Place.SERVER, slot=slot, snapshot="", reason="", restored=True))
+        """A conversation was restored from disk into a slot; whether it is of use there the next answer shows.
+
+        Its name may be that of the older state that was on disk.
+        """
+        if (talk := self._on_disk(tenant, name)) is not None:
+            origin = talk.snapshot or talk.origin
+            there = replace(talk, place=Place.SERVER, slot=slot, snapshot="", reason="", restored=True, origin=origin)
+            self._set(tenant, there)
+
+    def stands(self, tenant: str, name: str, slot: int) -> None:
+        """A conversation in the server was seen in this slot."""
+        if (talk := self.conversation(tenant, name)) is not None and talk.place is Place.SERVER:
+            self._set(tenant, replace(talk, slot=slot))
 
     def lost(self, tenant: str, name: str, reason: str) -> None:
-        """A conversation is neither in the server nor on disk."""
-        if (talk := self.conversation(tenant, name)) is not None:
+        """A conversation is neither in the server nor on disk; its name as with `placed`."""
+        if (talk := self._on_disk(tenant, name)) is not None:
             self._set(tenant, replace(talk, place=Place.COLD, slot=None, snapshot="", reason=reason, restored=False))
 
     def remembered(self, tenant: str, chain: Chain, request: Request, tokens: int, used_ms: int) -> None:
@@ -208,6 +230,13 @@ class Index:
         changed, self._changed = self._changed, {}
         found = [(tenant, name, self.conversation(tenant, name)) for tenant, name in changed]
         return tuple((tenant, name, talk if talk and talk.request else None) for tenant, name, talk in found)
+
+    def _on_disk(self, tenant: str, name: str) -> Conversation | None:
+        """The one of this name, else the one on disk of which this is an older state."""
+        if (talk := self.conversation(tenant, name)) is not None:
+            return talk
+        there = (talk for talk in self.conversations(tenant) if talk.place is Place.DISK)
+        return next((t for t in there if name in (link.hex() for link in t.links.newest(_ATTACHED_LINKS))), None)
 
     def _count(self, tenant: str, spent: Account) -> None:
         known = self._tenants[tenant]

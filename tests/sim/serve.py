@@ -174,7 +174,6 @@ class Serving:
             limits=Limits(max_wait_ms=30_000, keepalive_ms=2_000, retry_ms=10_000),
             admission=admission,
             member=member,
-            proofs=member.proofs,
             session=session,  # pyright: ignore[reportArgumentType]
         )
         routers = [place.router for place in world.places.values()]

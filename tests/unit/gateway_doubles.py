@@ -285,7 +285,6 @@ async def serve(
         limits=limits or Limits(),
         admission=admission,
         member=member,
-        proofs=member.proofs,
         session=session,
     )
     ctx.children = Children(session, find=lambda model, port: upstream.process, clock=lambda: upstream.seconds)

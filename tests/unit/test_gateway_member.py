@@ -331,6 +331,7 @@ async def test_a_streamed_answer_proves_the_conversation_of_its_slot() -> None:
             "cache_n": 3990,
             "prompt_n": 50,
             "reason": None,
+            "continued": False,
         }
         assert gateway.upstream.slot_queries == [{"model": "alpha", "autoload": "false"}]
 
@@ -352,7 +353,7 @@ async def test_what_cannot_be_told_apart_stays_unproved_until_it_can() -> None:
         gateway.upstream.slots = [slot(0, 11, 2990, 30), slot(1, 12, 2990, 30)]
         gateway.upstream.scripts = [Stream().put(*finished(2990, 30)), Stream().put(*finished(3030, 20))]
         await gateway.call(STREAM)
-        await gateway.member.proofs.idle()
+        await gateway.member.talks.idle()
         assert gateway.link.reports.empty()
         gateway.upstream.slots = [slot(0, 15, 3030, 20), slot(1, 12, 2990, 30)]
         await gateway.call(STREAM)
@@ -367,7 +368,7 @@ async def test_nothing_is_asked_of_the_server_while_nothing_is_to_be_proved() ->
         await told(gateway, command("open", 11, 2, epoch=4, swap="sw_2", unproved=[]))
         gateway.upstream.scripts = [Stream().put(*finished(3990, 50))]
         await gateway.call(STREAM)
-        await gateway.member.proofs.idle()
+        await gateway.member.talks.idle()
         assert gateway.upstream.slot_queries == []
         assert gateway.link.reports.empty()
 

@@ -1,0 +1,137 @@
+"""A conversation's last request sent once more, so that it stands in a slot again.
+
+This is the one verb behind sweep, rewind and replay.
+
+Invariant: nothing is generated that anybody would see, and the answer tells what it cost: tokens that were there and
+tokens that were read. Seen on llama-server b10434: with `max_tokens: 0` one token is computed all the same;
+`add_generation_prompt: false` ends the prompt at the last message, where a hybrid model can be continued from; sent
+without a slot's number the server finds the conversation in its RAM cache, or in the slot it lies in (a number would
+keep it from looking in the cache). `verbose` makes a chat answer name its slot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from swapper.gateway.child import Child
+from swapper.gateway.context import Target
+from swapper.gateway.proof import read_slots
+from swapper.snapshots.conversation import Request
+
+_CHAT = frozenset({"/v1/chat/completions", "/chat/completions", "/v1/messages"})
+_NATIVE = frozenset({"/completion", "/completions"})
+_SHAPES_THE_ANSWER = (
+    "n",
+    "n_predict",
+    "max_completion_tokens",
+    "stream_options",
+    "logprobs",
+    "top_logprobs",
+    "grammar",
+)
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """Where it stands now: `tokens` in `slot`, of which `cache_n` were there before and `prompt_n` were read."""
+
+    slot: int
+    tokens: int
+    cache_n: int
+    prompt_n: int
+
+
+class RecallFailed(Exception):
+    """With one sentence why."""
+
+
+class _Timings(msgspec.Struct):
+    cache_n: int
+    prompt_n: int
+
+
+class _Verbose(msgspec.Struct):
+    id_slot: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    """Anthropic's: the tokens read, and beside them those that were there."""
+
+    input_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+
+
+class _Answer(msgspec.Struct):
+    usage: _Usage | None = None
+    timings: _Timings | None = None
+    id_slot: int | None = None
+    verbose: _Verbose | None = msgspec.field(name="__verbose", default=None)
+
+
+_answer = msgspec.json.Decoder(_Answer)
+
+
+def recall_body(request: Request, model: str) -> bytes:
+    """The body to send: the request's own, ending with its last message, nothing to be generated."""
+    fields = _fields.decode(request.body)
+    for name in _SHAPES_THE_ANSWER:
+        fields.pop(name, None)
+    ours: dict[str, Any] = {"model": model, "stream": False, "max_tokens": 0, "verbose": True}
+    if request.path in _CHAT:
+        ours["add_generation_prompt"] = False
+    if request.path in _NATIVE:
+        ours["n_predict"] = 0
+    return msgspec.json.encode({**fields, **ours})
+
+
+async def recall(
+    session: aiohttp.ClientSession, target: Target, child: Child | None, request: Request, limit_s: float
+) -> Recalled:
+    """Send it and say where it stands; raises RecallFailed.
+
+    Where the answer does not name its slot, the one whose task changed is taken: nothing else may run in the model.
+    """
+    before = {line.id: line.id_task for line in await read_slots(target, session)}
+    base = target.url if child is None else child.url
+    params = {"autoload": "false"} if target.router and child is None else None
+    headers = {"Content-Type": "application/json", **({} if child is not None else target.auth())}
+    timeout = aiohttp.ClientTimeout(total=limit_s)
+    body = recall_body(request, target.model)
+    try:
+        async with session.post(base + request.path, data=body, params=params, headers=headers, timeout=timeout) as got:
+            status, text = got.status, await got.read()
+    except TimeoutError:
+        raise RecallFailed(f"it was not in the server's cache any more (not read within {limit_s:g} s)") from None
+    except (aiohttp.ClientError, OSError) as error:
+        raise RecallFailed(f"the server broke off over it: {error or type(error).__name__}") from error
+    if status != 200:
+        raise RecallFailed(f"the server refused it: HTTP {status}: {text[:300].decode(errors='replace')}")
+    return await _read(text, target, session, before)
+
+
+async def _read(text: bytes, target: Target, session: aiohttp.ClientSession, before: dict[int, int | None]) -> Recalled:
+    try:
+        answer = _answer.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RecallFailed(f"its answer cannot be read: {error}") from error
+    slot = answer.id_slot if answer.verbose is None else answer.verbose.id_slot
+    if slot is None:
+        lines = await read_slots(target, session)
+        changed = [line.id for line in lines if line.id_task != before.get(line.id)]
+        if len(changed) != 1:
+            raise RecallFailed("the server does not tell which slot took it")
+        (slot,) = changed
+    cache_n, prompt_n = _figures(answer)
+    return Recalled(slot, cache_n + prompt_n, cache_n, prompt_n)
+
+
+def _figures(answer: _Answer) -> tuple[int, int]:
+    if answer.timings is not None:
+        return answer.timings.cache_n, answer.timings.prompt_n
+    usage = answer.usage or _Usage()
+    return usage.cache_read_input_tokens or 0, usage.input_tokens or 0

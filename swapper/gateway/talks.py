@@ -1,0 +1,270 @@
+"""The conversations of this gateway process: which call goes on with which, where each is, and what an answer proved.
+
+Invariant: nothing here keeps a client waiting but a conversation that lies on disk and comes back for its call, or one
+that is being read for it already; what cannot be told apart stays unproved. A body goes to its own server and nowhere
+else. Under `privacy: strict` none is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+
+from swapper.core.types import Command, Report
+from swapper.gateway.proof import Ledger, Reuse, Tail, Unproved, finding, pick_slot, read_slots, read_unproved
+from swapper.gateway.recall import Recalled, RecallFailed, recall
+from swapper.gateway.replay import Replays
+from swapper.snapshots.chain import Chain, chain_of
+from swapper.snapshots.conversation import Kept, Match, Place, Request
+from swapper.snapshots.index import Index
+
+if TYPE_CHECKING:
+    from swapper.gateway.context import GatewayContext, Target
+    from swapper.gateway.parse import Ask
+
+BRING_S = 10.0
+"""A call waits so long for its conversation to come back from disk; then the server reads the prompt."""
+WORTH_TOKENS = 128
+"""Fewer are read faster than they are brought."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A call's place among the conversations: what it continued when it came, and what may be kept of it."""
+
+    tenant: str
+    chain: Chain
+    request: Request | None
+
+
+class Talks:
+    """`send` delivers a report; `private`: tenants of which no body is kept; `now_ms`: the store's clock."""
+
+    def __init__(
+        self,
+        executor: str,
+        send: Callable[[Report], Awaitable[None]],
+        now_ms: Callable[[], int],
+        *,
+        index: Index | None = None,
+        private: frozenset[str] = frozenset(),
+    ) -> None:
+        self.index = index or Index()
+        self._executor = executor
+        self._send = send
+        self._now_ms = now_ms
+        self._private = private
+        self._ledgers: dict[str, Ledger] = {}
+        self._coming: dict[tuple[str, str], asyncio.Future[bool]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._replays = Replays(self._replay)
+        self._ctx: GatewayContext | None = None
+
+    def attach(self, ctx: GatewayContext) -> None:
+        """Where the servers are, and the session to reach them."""
+        self._ctx = ctx
+
+    async def idle(self) -> None:
+        """Return when no answer is being looked at."""
+        while self._tasks:
+            await asyncio.wait(tuple(self._tasks))
+
+    async def close(self) -> None:
+        """Give up what is being looked at, replayed or waited for."""
+        self._replays.stop_all()
+        for waiting in self._coming.values():
+            waiting.cancel()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await self.idle()
+
+    # ---- a call
+
+    def know(self, tenant: str, path: str, ask: Ask, body: bytes) -> Known | None:
+        """The call's conversation; None where its prompt is none that can be followed."""
+        chain = None if ask.fields is None else chain_of(path, ask.fields)
+        if chain is None:
+            return None
+        return Known(tenant, chain, None if tenant in self._private else Request(path, body))
+
+    async def ready(self, tenant: str, known: Known | None) -> None:
+        """Before a call is sent: its conversation comes back from disk, and replays make room for it."""
+        match = None if known is None else self.index.find(tenant, known.chain)
+        talk = None if match is None else match.conversation
+        await self._replays.make_room(tenant, talk.id if talk is not None and match is not None else None)
+        if match is None or talk is None or talk.place is not Place.DISK or not _goes_on(match):
+            return
+        if talk.tokens >= WORTH_TOKENS:
+            await self._bring(tenant, talk.id, talk.snapshot, talk.tokens)
+
+    async def _bring(self, tenant: str, name: str, snapshot: str, tokens: int) -> None:
+        key = (tenant, snapshot)
+        coming = self._coming.get(key)
+        if coming is None:
+            coming = self._coming[key] = asyncio.get_running_loop().create_future()
+            ledger = self._ledgers.get(tenant)
+            data = {"snapshot": snapshot, "id": name, "tokens": tokens, "talks": self.told(tenant)}
+            card = "" if ledger is None else ledger.card
+            self._in_background(self._send(Report(self._executor, card, tenant, 0, 0, "wanted", "ok", data=data)))
+        await asyncio.wait({coming}, timeout=BRING_S)
+        if not coming.done():
+            self._coming.pop(key, None)
+
+    def tap(self, path: str, *, sse: bool) -> Tail:
+        """Something that watches an answer pass."""
+        return Tail(sse=sse, head=path == "/v1/messages")
+
+    def answered(self, known: Known | None, tail: Tail, target: Target) -> None:
+        """An answer was delivered in full: note what it says, and find out in the background what it proves."""
+        reuse = tail.reuse()
+        ledger = self._ledgers.get(target.tenant)
+        match = None if known is None else self.index.find(target.tenant, known.chain)
+        if known is not None:
+            self._note(known, reuse)
+        if reuse is None or self._ctx is None:
+            return
+        unclear = known is not None and reuse.slot is None and self._ambiguous(known, reuse)
+        if (ledger is not None and ledger.unproved) or unclear:
+            self._in_background(self._settle(known, match, reuse, target, ledger))
+
+    def _note(self, known: Known, reuse: Reuse | None) -> None:
+        cache_n = prompt_n = predicted_n = slot = None
+        if reuse is not None:
+            cache_n, prompt_n, slot = reuse.cache_n, reuse.prompt_n, reuse.slot
+            predicted_n = None if reuse.left is None else reuse.left - cache_n - prompt_n + 1
+        self.index.answered(
+            known.tenant, known.chain, known.request, cache_n, prompt_n, predicted_n, slot, self._now_ms()
+        )
+
+    def _ambiguous(self, known: Known, reuse: Reuse) -> bool:
+        """Whether another conversation left as many tokens in a slot, so that the number alone tells them not apart."""
+        others = self.index.talks(known.tenant)
+        return any(talk.tokens == reuse.left and talk.id != known.chain.id for talk in others)
+
+    async def _settle(
+        self, known: Known | None, match: Match | None, reuse: Reuse, target: Target, ledger: Ledger | None
+    ) -> None:
+        slot = reuse.slot
+        if slot is None and self._ctx is not None:
+            claimed = {} if ledger is None else ledger.claimed
+            line = pick_slot(await read_slots(target, self._ctx.session), claimed, reuse)
+            if line is not None and line.id_task is not None:
+                slot = line.id
+                claimed[slot] = line.id_task
+        if known is not None and slot is not None:
+            self.index.stands(known.tenant, known.chain.id, slot)
+        if ledger is None or self._ledgers.get(target.tenant) is not ledger:
+            return
+        found = finding(ledger, match, reuse, slot)
+        if found is not None:
+            await self._send(Report(self._executor, ledger.card, target.tenant, 0, 0, "proof", "ok", data=found))
+
+    # ---- the coordinator's words
+
+    def told(self, tenant: str) -> list[dict[str, object]]:
+        """The conversations believed to be in the server, as commands and their answers tell of them."""
+        return [asdict(talk) for talk in self.index.talks(tenant)]
+
+    def closed(self, tenant: str) -> None:
+        """The gate closes: what is unproved now stays so, and nothing is brought or replayed."""
+        self._ledgers.pop(tenant, None)
+        self._replays.stop(tenant)
+        for key in [key for key in self._coming if key[0] == tenant]:
+            self._arrived(key, came=False)
+
+    def opened(self, tenant: str, card: str, swap: str, args: Mapping[str, object]) -> None:
+        """The gate opens. Raises msgspec.ValidationError where the arguments cannot be read."""
+        unproved = read_unproved(args.get("unproved"))
+        kept = _read_kept(args.get("kept"))
+        self._ledgers[tenant] = Ledger(card, swap, unproved)
+        if args.get("loaded"):
+            self.index.left(tenant, "the model was unloaded, and this conversation was not saved")
+            self.index.kept(tenant, (*(Kept(one.snapshot, one.id, one.links, one.tokens) for one in unproved), *kept))
+            for one in unproved:
+                self.index.placed(tenant, one.id, one.slot)
+        again = cast("Sequence[Mapping[str, object]]", args.get("recall") or ())
+        self._replays.start(tenant, [(str(one["snapshot"]), str(one["id"])) for one in again])
+
+    def placed(self, tenant: str, args: Mapping[str, object]) -> None:
+        """What became of a conversation that was asked for from disk, and of the one that made room for it."""
+        snapshot, tokens, slot = str(args.get("snapshot")), args.get("tokens"), args.get("slot")
+        for one in _read_kept(args.get("kept")):
+            self.index.stored(tenant, one.id, one.snapshot)
+        talks = self.index.conversations(tenant)
+        talk = next((talk for talk in talks if talk.place is Place.DISK and talk.snapshot == snapshot), None)
+        if talk is not None and args.get("ok") and isinstance(slot, int):
+            self.index.placed(tenant, talk.id, slot)
+            ledger = self._ledgers.get(tenant)
+            if ledger is not None:
+                ledger.expect(Unproved(snapshot, slot, tokens if isinstance(tokens, int) else talk.tokens, talk.id))
+        elif talk is not None and not args.get("again"):
+            self.index.lost(tenant, talk.id, str(args.get("detail") or "it could not be restored"))
+        self._arrived((tenant, snapshot), came=bool(args.get("ok")))
+
+    def _arrived(self, key: tuple[str, str], *, came: bool) -> None:
+        coming = self._coming.pop(key, None)
+        if coming is not None and not coming.done():
+            coming.set_result(came)
+
+    async def recall(self, command: Command) -> tuple[Mapping[str, object] | None, str | None]:
+        """Carry out a `recall`: the data of its answer, or why it failed."""
+        name, limit_ms = str(command.args.get("conversation")), command.args.get("limit_ms")
+        limit_s = (limit_ms if isinstance(limit_ms, int) else 0) / 1000
+        try:
+            return asdict(await self._send_again(command.tenant or "", name, limit_s)), None
+        except RecallFailed as failed:
+            return None, str(failed)
+
+    async def _send_again(self, tenant: str, name: str, limit_s: float) -> Recalled:
+        """Raises RecallFailed, and the conversation is cold then."""
+        ctx, request = self._ctx, self.index.request(tenant, name)
+        if ctx is None or request is None or tenant not in ctx.targets:
+            raise RecallFailed("its last request is not kept (any more)")
+        target = ctx.targets[tenant]
+        child = await ctx.children.locate(target, ctx.admission.gate(tenant).epoch)
+        try:
+            found = await recall(ctx.session, target, child, request, limit_s)
+        except RecallFailed as failed:
+            self.index.lost(tenant, name, str(failed))
+            raise
+        self.index.recalled(tenant, name, found.cache_n, found.prompt_n, found.slot)
+        return found
+
+    async def _replay(self, tenant: str, snapshot: str, name: str) -> None:
+        """One conversation of a model that cannot be restored is read again, while nobody calls."""
+        ctx, ledger = self._ctx, self._ledgers.get(tenant)
+        if ctx is None or ledger is None:
+            return
+        await ctx.admission.drained(tenant)
+        data: dict[str, object] = {"swap": ledger.swap, "snapshot": snapshot}
+        try:
+            found = await self._send_again(tenant, name, ctx.limits.max_wait_ms / 1000)
+        except RecallFailed as failed:
+            said = Report(self._executor, ledger.card, tenant, 0, 0, "recalled", "failed", str(failed), data=data)
+        else:
+            ledger.expect(Unproved(snapshot, found.slot, found.tokens, name))
+            said = Report(self._executor, ledger.card, tenant, 0, 0, "recalled", "ok", data={**data, **asdict(found)})
+        await self._send(said)
+
+    def _in_background(self, work: Awaitable[None]) -> None:
+        async def run() -> None:
+            await work
+
+        task = asyncio.create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _goes_on(match: Match) -> bool:
+    """Whether most of what is saved is of use to the call."""
+    talk = match.conversation
+    return match.whole or (talk is not None and match.relation == "edited")
+
+
+def _read_kept(value: object) -> tuple[Kept, ...]:
+    """`kept` of an `open` or `placed`: `[{snapshot, id, links, tokens}]`."""
+    return tuple(msgspec.convert(one, Kept) for one in cast("Sequence[object]", value or ()))
