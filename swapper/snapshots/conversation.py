@@ -133,6 +133,8 @@ class Conversation:
     reason: str = ""
     restored: bool = False
     origin: str = ""
+    evicted: int = 0
+    stood: int | None = None
 
     @property
     def id(self) -> str:

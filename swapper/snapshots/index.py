@@ -25,7 +25,7 @@ from swapper.snapshots.conversation import (
     Talk,
     compare,
 )
-from swapper.snapshots.reread import Account, Counts, account, advise, read_before
+from swapper.snapshots.reread import Account, Counts, Why, account, advise, read_before
 
 _ATTACHED_LINKS = 8 * TOLD_LINKS
 """So many links back a snapshot on disk is known as an older state of a conversation."""
@@ -106,6 +106,8 @@ class Index:
             self._drop(tenant, match.conversation.id)
         tokens = 0 if generated is None else cached + processed + max(generated, 1) - 1
         talk = Conversation(Links.of(chain), now_ms, chain.sizes[-1], tokens, cached, processed, request, slot=slot)
+        if spent.why is Why.EVICTED and match.conversation is not None:
+            talk = replace(talk, evicted=spent.reread, stood=match.conversation.slot)
         self._put(tenant, replace(talk, origin=origin))
         self._count(tenant, spent)
         return spent
@@ -191,11 +193,6 @@ class Index:
             origin = talk.snapshot or talk.origin
             there = replace(talk, place=Place.SERVER, slot=slot, snapshot="", reason="", restored=True, origin=origin)
             self._set(tenant, there)
-
-    def stands(self, tenant: str, name: str, slot: int) -> None:
-        """A conversation in the server was seen in this slot."""
-        if (talk := self.conversation(tenant, name)) is not None and talk.place is Place.SERVER:
-            self._set(tenant, replace(talk, slot=slot))
 
     def lost(self, tenant: str, name: str, reason: str) -> None:
         """A conversation is neither in the server nor on disk; its name as with `placed`."""

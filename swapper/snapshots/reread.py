@@ -57,6 +57,11 @@ class Counts:
         cached, processed = self.cached + account.cached, self.processed + account.processed
         return Counts(cached, processed, reread)
 
+    def found_in_another_slot(self, tokens: int) -> Counts:
+        """With so many tokens that were said to be evicted and stood in another slot."""
+        evicted, slot = self.reread.get(Why.EVICTED, 0) - tokens, self.reread.get(Why.SLOT, 0) + tokens
+        return replace(self, reread={**self.reread, Why.EVICTED: evicted, Why.SLOT: slot})
+
 
 def read_before(match: Match, chain: Chain) -> int:
     """How many tokens of the request were read before: an estimate; 0 where a manifest does not tell enough for one."""

@@ -106,6 +106,18 @@ def test_what_came_back_is_told_again_and_what_is_on_disk_is_found_there() -> No
     assert index.places(TENANT) == {Place.SERVER: 1, Place.DISK: 0, Place.COLD: 1}
 
 
+def test_a_conversation_that_came_back_is_told_with_its_snapshot_and_its_slot_as_long_as_it_goes_on() -> None:
+    index = Index()
+    answer(index, "abc")
+    index.left(TENANT)
+    index.kept(TENANT, [kept("abc")])
+    index.placed(TENANT, chat("abc").id, 1)
+    assert [(talk.snapshot, talk.slot) for talk in index.talks(TENANT)] == [("one.kv", 1)]
+    answer(index, "abcde", 3_000)
+    answer(index, "aXY")
+    assert {talk.id: talk.snapshot for talk in index.talks(TENANT)} == {chat("abcde").id: "one.kv", chat("aXY").id: ""}
+
+
 def test_a_conversation_that_had_to_make_room_is_on_disk() -> None:
     index = Index()
     answer(index, "abc", slot=0)
@@ -143,6 +155,21 @@ def test_a_snapshot_of_an_older_state_is_where_its_conversation_is_and_the_newes
     found = index.find(TENANT, chat("abcdefg")).conversation
     assert found is not None
     assert found.snapshot == "new.kv"
+
+
+def test_an_older_state_that_is_restored_or_refused_is_its_conversations() -> None:
+    for refused in (False, True):
+        index = Index()
+        answer(index, "abcde")
+        index.left(TENANT)
+        index.kept(TENANT, [kept("abc")])
+        if refused:
+            index.lost(TENANT, kept("abc").id, "cut short")
+        else:
+            index.placed(TENANT, kept("abc").id, 1)
+        held = index.conversation(TENANT, chat("abcde").id)
+        assert held is not None
+        assert (held.place, held.slot) == ((Place.COLD, None) if refused else (Place.SERVER, 1))
 
 
 @pytest.mark.parametrize("links", [(), ("zz",), ("ab",), ("",)])

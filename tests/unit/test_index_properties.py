@@ -88,6 +88,14 @@ class Anything(RuleBasedStateMachine):
     def placed(self, tenant: str, letters: str, slot: int) -> None:
         self.index.placed(tenant, chat(letters).id, slot)
 
+    @rule(tenant=TENANTS, letters=LETTERS, slot=st.integers(0, 1))
+    def stands(self, tenant: str, letters: str, slot: int) -> None:
+        before = sum(self.index.counts(tenant).reread.values())
+        self.index.stands(tenant, chat(letters).id, slot)
+        reread = self.index.counts(tenant).reread.values()
+        assert sum(reread) == before
+        assert min(reread, default=0) >= 0
+
     @rule(tenant=TENANTS, letters=LETTERS)
     def stored(self, tenant: str, letters: str) -> None:
         self.index.stored(tenant, chat(letters).id, "displaced.kv")

@@ -42,6 +42,19 @@ def test_what_stood_in_another_slot_is_told_apart_where_both_slots_are_known() -
     assert answer(index, "abcdefghi", 10).why is Why.EVICTED
 
 
+def test_a_slot_that_is_found_out_later_corrects_the_cause() -> None:
+    index = Index()
+    answer(index, "abc")
+    index.stands(TENANT, chat("abc").id, 0)
+    answer(index, "abcde", 10)
+    for _ in range(2):
+        index.stands(TENANT, chat("abcde").id, 1)
+    assert index.counts(TENANT).reread == {Why.EVICTED: 0, Why.SLOT: 3 * M - 10}
+    answer(index, "abcdefg", 10)
+    index.stands(TENANT, chat("abcdefg").id, 1)
+    assert index.counts(TENANT).reread == {Why.EVICTED: 5 * M - 10, Why.SLOT: 3 * M - 10}
+
+
 def test_a_slot_that_another_conversation_took_is_no_longer_where_the_first_one_stands() -> None:
     index = Index()
     answer(index, "abc", slot=0)
