@@ -64,8 +64,11 @@ def leases_for(world: World, spec: Spec, card: str) -> list[Lease]:
 
 
 def _waiting(world: World, spec: Spec, card: Card) -> Iterable[_Waiting]:
+    arrived: dict[int, int] = {}  # never before who came before it, wherever the clock went meanwhile
     for lease in leases_for(world, spec, card.name):
-        yield _Waiting(lease.request.klass.rank, lease.created_ms, lease=lease)
+        rank = lease.request.klass.rank
+        arrived[rank] = max(arrived.get(rank, 0), lease.created_ms)
+        yield _Waiting(rank, arrived[rank], lease=lease)
     for demand in world.demand:
         if demand.waiting and _loadable(world, spec, card, demand.tenant):
             since = demand.oldest_ms or world.now_ms

@@ -200,8 +200,14 @@ class MemoryStore:
         await self._call("wake", lambda library: library.wake())
 
     async def outbox(self, executor: str, *, after: str, block_ms: int) -> tuple[StoredCommand, ...]:
-        """Commands for one executor after the id given, at most 500; `0` = from the start of what is retained."""
-        _, entries = await self._read("outbox", outbox(executor), after, block_ms, _READ_COUNT)
+        """Commands for one executor after the id given, at most 500; `0` = from the start of what is retained.
+
+        All of it is given where the stream never reached the id, as `RedisStore.outbox` tells.
+        """
+        name = outbox(executor)
+        _, entries = await self._read("outbox", name, after, block_ms, _READ_COUNT)
+        if not entries and self._library.streams.newest(name) < parsed(after):
+            _, entries = await self._read("outbox", name, "0", 0, _READ_COUNT)
         return tuple(StoredCommand(written(at), codec.command(doc)) for at, (doc,) in entries)
 
     async def inputs(self, *, after: str, block_ms: int) -> Inputs:

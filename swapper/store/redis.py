@@ -164,8 +164,15 @@ class RedisStore(Functions):
         await self._do("XADD", self._key("inputs"), "MAXLEN", "~", "10000", "*", field, value)
 
     async def outbox(self, executor: str, *, after: str, block_ms: int) -> tuple[StoredCommand, ...]:
-        """Commands for one executor after the id given, at most 500; `0` = from the start of what is retained."""
-        entries = await self._stream(self._key("out", executor), after, block_ms, _READ_COUNT)
+        """Commands for one executor after the id given, at most 500; `0` = from the start of what is retained.
+
+        An id that the stream never reached is of a store that lost it since (an older copy, whose clock may lie behind
+        the newest id): what was read says nothing then, and all that is retained is given.
+        """
+        key = self._key("out", executor)
+        entries = await self._stream(key, after, block_ms, _READ_COUNT)
+        if not entries and _id(await self._tail(key)) < _id(after):
+            entries = await self._stream(key, "0", 0, _READ_COUNT)
         return tuple(StoredCommand(at, codec.command(fields["c"])) for at, fields in entries)
 
     async def inputs(self, *, after: str, block_ms: int) -> Inputs:
@@ -197,6 +204,11 @@ class RedisStore(Functions):
 
     def _key(self, *parts: str) -> str:
         return ":".join((self._prefix, *parts))
+
+
+def _id(text: str) -> tuple[int, int]:
+    ms, _, n = text.partition("-")
+    return int(ms), int(n or 0)
 
 
 def without_secret(url: str) -> str:

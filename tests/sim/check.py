@@ -25,6 +25,15 @@ CHANCE_TOKENS = 32
 """So many tokens any two prompts may have in common."""
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Durations that are promised, ms. `drain_ms` 0: not of drains; `holds`: also of max_hold."""
+
+    grace_ms: int
+    drain_ms: int
+    holds: bool
+
+
 @dataclass(slots=True)
 class Fold:
     """What the event log says, as far as it was read."""
@@ -51,7 +60,8 @@ class Seen:
     `tainted`: leases whose state a rollback took back; `lost`: those it took away. `dutiful`: their owner does all
     that is asked of it just now. `begun`: per lane the newest command carried out. `reused`: what answers took from a
     slot, (model, slot) -> cached tokens since the last restore. `highest`: the highest token granted on a card, and the
-    lease it went to.
+    lease it went to. `granted`, `ended`, `drains`: when a lease was granted or ended, a swap began or ended calls, by a
+    clock that nobody steps.
     """
 
     tainted: set[str] = field(default_factory=set[str])
@@ -60,21 +70,25 @@ class Seen:
     begun: dict[tuple[str, str | None], Pair] = field(default_factory=dict[tuple[str, str | None], Pair])
     reused: dict[tuple[str, int], list[int]] = field(default_factory=dict[tuple[str, int], list[int]])
     highest: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
+    granted: dict[str, int] = field(default_factory=dict[str, int])
+    ended: dict[str, int] = field(default_factory=dict[str, int])
+    drains: dict[str, int] = field(default_factory=dict[str, int])
     rollbacks: int = 0
 
 
 class Check:
-    """See the module text. `held` gives who holds how much on a card; `now_ms` is the store's clock."""
+    """See the module text. `held`: who holds how much on a card. `steady_ms`: a clock that is never stepped."""
 
     def __init__(
         self,
         plans: Iterable[CardPlan],
         held: Mapping[str, Mapping[str, int]],
+        steady_ms: Callable[[], int],
         now_ms: Callable[[], int],
         say: Callable[[str], None],
         *,
         measured: bool,
-        grace_ms: int,
+        limits: Limits,
     ) -> None:
         self.fold = Fold()
         self.seen = Seen()
@@ -83,10 +97,11 @@ class Check:
         self.events = 0
         self._plans = {plan.name: plan for plan in plans}
         self._held = held
+        self._steady_ms = steady_ms
         self._now_ms = now_ms
         self._say = say
         self._measured = measured
-        self._grace_ms = grace_ms
+        self._limits = limits
         self.stuck: set[str] = set()
         """Children whose VRAM stays held: no probe but one that measures can know."""
 
@@ -173,10 +188,16 @@ class Check:
             self.fail(f"{lease.id} ended as {before.state} and is {lease.state} now")
         if lease.state is LeaseState.GRANTED:
             self._granted(lease)
+        elif lease.state not in ACTIVE:
+            self.seen.ended[lease.id] = self._steady_ms()
         held = before is not None and before.state is LeaseState.GRANTED
         healthy = lease.id in self.seen.dutiful and lease.id not in self.seen.tainted
         if lease.state is LeaseState.EXPIRED and held and healthy:
             self.fail(f"{lease.id} expired although its owner did all that is asked of it")
+        held_ms = self._steady_ms() - self.seen.granted.get(lease.id, 0)
+        early = held_ms < lease.request.max_hold_ms - LATENCY_MS and lease.id not in self.seen.tainted
+        if lease.state is LeaseState.REVOKED and self._limits.holds and early:
+            self.fail(f"{lease.id} was revoked after {held_ms} ms of its {lease.request.max_hold_ms}")
         if lease.state in (LeaseState.EXPIRED, LeaseState.REVOKED, LeaseState.FAILED) and not lease.reason:
             self.fail(f"{lease.id} is {lease.state} without a reason (N1)")
 
@@ -186,6 +207,7 @@ class Check:
         if lease.id in self.fold.granted:
             self.fail(f"{lease.id} was granted twice")
         self.fold.granted[lease.id] = lease.token
+        self.seen.granted[lease.id] = self._steady_ms()
         highest, holder = self.seen.highest.get(lease.card, (0, ""))
         again = lease.token == highest and lease.id == holder and lease.id in self.seen.tainted
         if lease.token <= highest and not again:
@@ -204,6 +226,11 @@ class Check:
         self.fold.swaps[swap.id] = swap
         if before is None:
             self._say(f"  swap {swap.id} for {swap.cause}: {swap.from_} -> {swap.to}")
+            self.seen.drains[swap.id] = self._steady_ms()
+        if swap.forced_ms is not None and (before is None or before.forced_ms is None):
+            drained_ms = self._steady_ms() - self.seen.drains[swap.id]
+            if drained_ms < self._limits.drain_ms - LATENCY_MS and not self.seen.rollbacks:
+                self.fail(f"swap {swap.id} ended calls after {drained_ms} ms of the {self._limits.drain_ms} of a drain")
         if swap.outcome is None or (before is not None and before.outcome is not None):
             return
         self._say(f"  swap {swap.id} {swap.outcome}{f' ({swap.reason})' if swap.reason else ''}")
@@ -268,7 +295,7 @@ class Check:
         if self._measured or lease.state is LeaseState.GRANTED:
             return False
         believed = lease.state in (LeaseState.EXPIRED, LeaseState.REVOKED)
-        return believed and self._now_ms() - (lease.ended_ms or 0) >= self._grace_ms - LATENCY_MS
+        return believed and self._steady_ms() - self.seen.ended[lease.id] >= self._limits.grace_ms - LATENCY_MS
 
     # The agents and the servers.
 

@@ -133,6 +133,7 @@ def draw(seed: int) -> Plan:
         seed, layout, measured, controlled, cards, owners, calls, (), rng.random() < 0.25, rng.choice((0.3, 1.0, 2.0))
     )
     troubles = [_trouble(rng, plan) for _ in range(rng.choice((0, 1, 2, 3, 4, 5)))]
+    troubles += _steps(seed)
     return replace(plan, troubles=tuple(sorted(troubles, key=lambda trouble: trouble.at)))
 
 
@@ -238,6 +239,16 @@ def _trouble(rng: random.Random, plan: Plan) -> Trouble:
             return Trouble(at, what, card.name, rng.uniform(0.1, 4))
         case _:
             return Trouble(at, rng.choice(("damage", "stall")), party, rng.uniform(1, 14))
+
+
+def _steps(seed: int) -> list[Trouble]:
+    """Steps of the store's clock, `count` seconds ahead or back: drawn apart, so that the rest of a plan stays."""
+    rng = random.Random(f"{seed}/clock")
+    far = (-7200, 7200, -3600, 40, -40, 6, -6, 86_400)
+    return [
+        Trouble(rng.uniform(0.5, TROUBLE_S - 8), "clock", "store", count=rng.choice(far))
+        for _ in range(rng.choice((0, 0, 0, 1, 1, 2)))
+    ]
 
 
 def _fault(rng: random.Random, at: float, card: CardPlan, plan: Plan) -> Trouble:

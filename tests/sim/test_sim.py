@@ -31,6 +31,7 @@ def test_the_same_seed_gives_the_same_history(seed: int) -> None:
         ("compare-and-set", (9, 21, 26, 46), ""),
         ("resume", (20, 34, 42, 77), ""),
         ("grace", (98, 185), "did all that is asked of it"),
+        ("clock", (4, 22, 28), "did all that is asked of it"),
     ],
 )
 def test_each_mechanism_taken_away_is_missed(mutant: str, seeds: tuple[int, ...], word: str) -> None:

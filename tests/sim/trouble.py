@@ -34,6 +34,7 @@ class Troubles:
             "child dies": self._child_dies,
             "damage": self._damage,
             "stall": self._stall,
+            "clock": self._clock,
         }
 
     async def run(self, trouble: Trouble) -> None:
@@ -129,6 +130,10 @@ class Troubles:
             serving.process.stall(on=True)
             await asyncio.sleep(trouble.seconds)
             serving.process.stall(on=False)
+
+    async def _clock(self, trouble: Trouble) -> None:
+        self._world.stepped_ms += trouble.count * 1000
+        await asyncio.sleep(0)
 
 
 def _words(trouble: Trouble) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from swapper.core.spec import CardSpec, PolicySpec, Spec, TenantSpec
 from swapper.core.types import WorkClass
-from tests.sim.check import Check
+from tests.sim.check import Check, Limits
 from tests.sim.physical import WatchedRouter, WatchedStore, WatchedVram
 from tests.sim.plan import CardPlan, Plan
 from tests.sim.process import Process
@@ -54,7 +54,11 @@ class World:
         self._pauses = random.Random(f"{plan.seed}/pauses")
         vrams = {card.name: WatchedVram(card.name) for card in plan.cards}
         held = {name: vram.held for name, vram in vrams.items()}
-        self.check = Check(plan.cards, held, self.now_ms, self.say, measured=plan.measured, grace_ms=GRACE_MS)
+        self.stepped_ms = 0
+        """How far the store's clock was stepped in all."""
+        self.check = Check(
+            plan.cards, held, self.steady_ms, self.now_ms, self.say, measured=plan.measured, limits=limits_of(plan)
+        )
         self.store = WatchedStore(self.now_ms, self.pause, self.check)
         self.spec = spec_of(plan)
         self.places = {card.name: self._place(card, vrams[card.name]) for card in plan.cards}
@@ -99,9 +103,13 @@ class World:
         """Seconds since the start."""
         return self._loop.time()
 
+    def steady_ms(self) -> int:
+        """A clock that nobody steps."""
+        return int(self.now * 1000)
+
     def now_ms(self) -> int:
         """The store's clock."""
-        return EPOCH_MS + int(self.now * 1000)
+        return EPOCH_MS + self.stepped_ms + self.steady_ms()
 
     def say(self, text: str) -> None:
         """A line of the history."""
@@ -130,6 +138,12 @@ class World:
     def tenant(self, model: str) -> str:
         """The tenant id of a model."""
         return next(t for t in self.spec.tenants if t.endswith(f"/{model}"))
+
+
+def limits_of(plan: Plan) -> Limits:
+    """What is promised of durations; of max_hold and drains only where each step of the clock is seen by somebody."""
+    seen = all(trouble.what not in ("death", "down") for trouble in plan.troubles)
+    return Limits(GRACE_MS, DRAIN_MS if seen else 0, holds=seen)
 
 
 def spec_of(plan: Plan) -> Spec:

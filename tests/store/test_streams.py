@@ -73,6 +73,16 @@ async def test_the_coordinator_is_woken(store: Store, what: str) -> None:
     assert (await store.inputs(after=last, block_ms=0)).woken
 
 
+async def test_who_has_read_further_than_the_stream_ever_came_is_given_all_of_it(store: Store) -> None:
+    """The store is an older copy, and its clock lies behind what it had given out."""
+    await store.commit(Commit(commands=(order(1), order(2))), now_ms=NOW)
+    last = (await store.outbox("agent:main", after="0", block_ms=0))[-1].id
+    ms, _, n = last.partition("-")
+    again = await store.outbox("agent:main", after=f"{ms}-{int(n) + 3}", block_ms=20)
+    assert [stored.command.n for stored in again] == [1, 2]
+    assert await store.outbox("agent:main", after=last, block_ms=20) == ()
+
+
 async def test_a_waiting_reader_is_answered_by_the_write_it_waits_for(store: Store) -> None:
     async with asyncio.TaskGroup() as group:
         inputs = group.create_task(store.inputs(after="0", block_ms=60_000))

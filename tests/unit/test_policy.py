@@ -34,6 +34,15 @@ def test_the_higher_class_goes_first_then_arrival() -> None:
     assert order == ["first", "second", "third", "batch"]
 
 
+def test_who_arrived_first_goes_first_though_the_clock_was_stepped_back_meanwhile() -> None:
+    play = serving()
+    play.enqueue("first")
+    play.pass_time(-500_000)
+    play.enqueue("second")
+    play.decide()
+    assert play.swap.lease == "first"
+
+
 def test_a_lease_is_not_considered_before_its_time() -> None:
     play = serving()
     play.enqueue("later", not_before_ms=play.world.now_ms + 10)
