@@ -250,7 +250,8 @@ async def _gateway(config: Config, folder: StateFolder, store: RedisStore, stack
         max_waiting=config.policy.max_queue,
         concurrency=concurrency,
     )
-    member = Member(store, admission, alone=True)
+    private = (t.id for t in config.spec().tenants.values() if _strict(config, t.server))
+    member = Member(store, admission, alone=True, private=frozenset(private))
     await member.start()
     stack.push_async_callback(member.close)
     session = open_session()
@@ -271,6 +272,10 @@ async def _gateway(config: Config, folder: StateFolder, store: RedisStore, stack
         member=member,
         session=session,
     )
+
+
+def _strict(config: Config, server: str) -> bool:
+    return config.tenants[server].snapshots.privacy == "strict"
 
 
 def _target(config: Config, tenant: str) -> Target:

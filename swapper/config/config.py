@@ -112,6 +112,8 @@ class Config:
             default=one.default,
             save=entry.snapshots.strategy != "off",
             save_required=entry.snapshots.required,
+            sweep=entry.snapshots.sweep,
+            every_ms=entry.snapshots.every_ms,
         )
 
     def _policy(self) -> PolicySpec:

@@ -128,13 +128,19 @@ class CardEntry(Section):
 
 
 class SnapshotsEntry(Section):
-    """How the conversations of a server are kept. `required`: rather no handover than a lost conversation."""
+    """How the conversations of a server are kept. `required`: rather no handover than a lost conversation.
+
+    `sweep`: those in no slot are saved too. `privacy: strict`: no request's text is kept, so that only what lies in a
+    slot can be saved. `bodies: disk`: the texts are kept in the state folder as well, and outlive a restart.
+    """
 
     strategy: Literal["auto", "slots", "rewind", "replay", "off"] = "auto"
     required: StrictBool = False
     budget_mib: Mib | None = Field(default=None, alias="budget")
     keep_ms: OptionalMs = Field(default=None, alias="keep")
-    sweep: StrictBool | None = None
+    sweep: StrictBool = True
+    privacy: Literal["normal", "strict"] = "normal"
+    bodies: Literal["memory", "disk"] = "memory"
     every_ms: OptionalMs = Field(default=None, alias="every")
 
 

@@ -194,8 +194,14 @@ def _left(prompt: int, generated: int | None) -> int | None:
     return None if generated is None else prompt + max(generated, 1) - 1
 
 
-def pick_slot(lines: Iterable[SlotLine], claimed: Mapping[int, int], reuse: Reuse) -> SlotLine | None:
-    """The slot that answered: idle, its last task not `claimed` (slot -> task), tokens fitting. None: unclear."""
+def pick_slot(
+    lines: Iterable[SlotLine], claimed: Mapping[int, int], reuse: Reuse, *, latest: bool = False
+) -> SlotLine | None:
+    """The slot that answered: idle, its last task not `claimed` (slot -> task), tokens fitting. None: unclear.
+
+    `latest`: no other call was sent or answered since, so that of several it is the one with the newest task.
+    """
+    lines = tuple(lines)
     fitting = [
         line
         for line in lines
@@ -204,6 +210,8 @@ def pick_slot(lines: Iterable[SlotLine], claimed: Mapping[int, int], reuse: Reus
         and claimed.get(line.id) != line.id_task
         and (reuse.left is None or line.n_prompt_tokens == reuse.left)
     ]
+    if latest and not any(line.is_processing for line in lines):
+        return max(fitting, key=lambda line: line.id_task or 0, default=None)
     return fitting[0] if len(fitting) == 1 else None
 
 

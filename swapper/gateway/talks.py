@@ -59,6 +59,7 @@ class Talks:
         self._now_ms = now_ms
         self._private = private
         self._ledgers: dict[str, Ledger] = {}
+        self._moves: dict[str, int] = {}
         self._coming: dict[tuple[str, str], asyncio.Future[bool]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._replays = Replays(self._replay)
@@ -93,6 +94,7 @@ class Talks:
 
     async def ready(self, tenant: str, known: Known | None) -> None:
         """Before a call is sent: its conversation comes back from disk, and replays make room for it."""
+        self._moved(tenant)
         match = None if known is None else self.index.find(tenant, known.chain)
         talk = None if match is None else match.conversation
         await self._replays.make_room(tenant, talk.id if talk is not None and match is not None else None)
@@ -120,6 +122,7 @@ class Talks:
 
     def answered(self, known: Known | None, tail: Tail, target: Target) -> None:
         """An answer was delivered in full: note what it says, and find out in the background what it proves."""
+        self._moved(target.tenant)
         reuse = tail.reuse()
         ledger = self._ledgers.get(target.tenant)
         match = None if known is None else self.index.find(target.tenant, known.chain)
@@ -130,6 +133,10 @@ class Talks:
         unclear = known is not None and reuse.slot is None and self._ambiguous(known, reuse)
         if (ledger is not None and ledger.unproved) or unclear:
             self._in_background(self._settle(known, match, reuse, target, ledger))
+
+    def _moved(self, tenant: str) -> None:
+        """A call is sent or was answered: what is seen of the slots from now on may be its doing."""
+        self._moves[tenant] = self._moves.get(tenant, 0) + 1
 
     def _note(self, known: Known, reuse: Reuse | None) -> None:
         cache_n = prompt_n = predicted_n = slot = None
@@ -151,7 +158,9 @@ class Talks:
         slot = reuse.slot
         if slot is None and self._ctx is not None:
             claimed = {} if ledger is None else ledger.claimed
-            line = pick_slot(await read_slots(target, self._ctx.session), claimed, reuse)
+            moves = self._moves.get(target.tenant)
+            lines = await read_slots(target, self._ctx.session)
+            line = pick_slot(lines, claimed, reuse, latest=moves == self._moves.get(target.tenant))
             if line is not None and line.id_task is not None:
                 slot = line.id
                 claimed[slot] = line.id_task

@@ -1,0 +1,95 @@
+"""Conversations come back warm through a handover of a real llama-server of every kind of model, and it is proved."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from swapper.demo.models import make_models
+from tests.support.router import RealRouter
+from tests.support.server import Json, Server
+
+KINDS = {"alpha": "slots", "lfm": "rewind", "gemma": "replay"}
+"""Dense attention, hybrid (shortconv), sliding window: the strategy of each."""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return make_models(tmp_path_factory.mktemp("models"), list(KINDS))
+
+
+@pytest.fixture
+def serve(tmp_path: Path, models: dict[str, Path]) -> Iterator[Callable[..., Server]]:
+    started: list[tuple[Server, RealRouter]] = []
+
+    def serve(model: str, *, unified: bool = False, snapshots: str = "{}") -> Server:
+        # With one cache for all slots `ctx` is the whole of it.
+        defaults = {"kv-unified": str(unified).lower(), "slot-prompt-similarity": "0.5"}
+        router = RealRouter(tmp_path / "router", {model: models[model]}, ctx=24_576, defaults=defaults)
+        server = Server(tmp_path / "swapper", router, {model: "{vram: 8GiB, default: true}"}, snapshots=snapshots)
+        started.append((server, router))
+        router.start()
+        server.start()
+        return server
+
+    yield serve
+    for server, router in started:
+        server.stop()
+        router.stop()
+
+
+def text(seed: int, size: int = 1500) -> str:
+    return "".join(random.Random(seed).choices("abcdefgh ijklmnop", k=size))
+
+
+def cache_n(answer: Json) -> int:
+    return cast("dict[str, int]", answer["timings"])["cache_n"]
+
+
+def said(answer: Json) -> str:
+    return cast("list[dict[str, dict[str, str]]]", answer["choices"])[0]["message"]["content"]
+
+
+def handover(server: Server) -> None:
+    """A job takes the card and gives it back; the resident serves again."""
+    lease = server.lease("job", wait=60)
+    assert lease["state"] == "granted", lease
+    server.release(lease)
+    server.until(lambda status: cast("list[Json]", status["cards"])[0]["phase"] == "steady")
+
+
+def results(server: Server) -> list[Json]:
+    """The conversations of the last swap back."""
+    back = next(swap for swap in server.swaps() if swap["to"])
+    return cast("list[Json]", back["conversations"])
+
+
+@pytest.mark.parametrize("unified", [False, True], ids=["own-cells", "kv-unified"])
+@pytest.mark.parametrize("model", ["alpha", "lfm"])
+def test_five_conversations_on_two_slots_come_back_warm_after_a_handover(
+    serve: Callable[..., Server], model: str, unified: bool
+) -> None:
+    server = serve(model, unified=unified)
+    first = [said(server.chat(model, text(seed))) for seed in range(5)]
+    handover(server)
+    for seed in (4, 2, 0, 1, 3):
+        answer = server.chat(model, text(seed), first[seed].strip()[:-1], "and then?")
+        assert cache_n(answer) >= 0.95 * 1500, (seed, answer["timings"], server.log_path.read_text()[-2000:])
+    server.until(lambda _: [c["result"] for c in results(server)] == ["warm"] * 5)
+    assert {c["strategy"] for c in results(server)} == {KINDS[model]}
+
+
+def test_a_sliding_window_model_is_read_again_before_anybody_asks(serve: Callable[..., Server]) -> None:
+    server = serve("gemma")
+    first = [said(server.chat("gemma", text(seed))) for seed in range(2)]
+    handover(server)
+    server.until(lambda _: [c["restored"] for c in results(server)] == [True, True])
+    for seed in (0, 1):
+        answer = server.chat("gemma", text(seed), first[seed], "and then?")
+        assert cache_n(answer) >= 0.95 * 1500
+    server.until(lambda _: [c["result"] for c in results(server)] == ["warm"] * 2)
+    assert {c["strategy"] for c in results(server)} == {"replay"}
