@@ -13,7 +13,7 @@ from typing import TextIO
 
 import structlog
 from aiohttp.http_exceptions import HttpProcessingError
-from structlog.types import Processor
+from structlog.types import EventDict, Processor
 
 NO_HTTP_S = 60.0
 """So often it is said at most that something came that is no HTTP."""
@@ -44,6 +44,11 @@ class _NoHttp(logging.Filter):
         return logging.getLogger(record.name).isEnabledFor(logging.INFO)
 
 
+def _without_nothing(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """To a person `reason=None` says less than nothing; a program may count on each key."""
+    return {name: value for name, value in event.items() if value is not None}
+
+
 def setup(*, stream: TextIO | None = None, as_json: bool | None = None, level: int = logging.INFO) -> None:
     """Configure structlog and logging. `as_json` None: JSON unless `stream` (standard error) is a terminal."""
     out: TextIO = sys.stderr if stream is None else stream
@@ -58,7 +63,7 @@ def setup(*, stream: TextIO | None = None, as_json: bool | None = None, level: i
     render: list[Processor] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(ensure_ascii=False)]
         if as_json
-        else [structlog.dev.ConsoleRenderer(colors=out.isatty())]
+        else [_without_nothing, structlog.dev.ConsoleRenderer(colors=out.isatty())]
     )
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],

@@ -14,7 +14,8 @@ import click
 import structlog
 
 from swapper import __version__
-from swapper.app import running
+from swapper.app import Running, running
+from swapper.cli.arrival import Arrivals, observed, watch
 from swapper.cli.check import examine
 from swapper.cli.common import SEARCHED
 from swapper.config import Config, load
@@ -57,29 +58,46 @@ async def _serve(config: Config) -> None:
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, log.warning, "SIGHUP: this version reads its configuration at start only")
     async with running(config) as server, server.unless_failed():
-        _greet(config, server.url, server.spec)
-        for one in await examine(config, os.environ):
-            (log.error if one.error else log.warning)("check", finding=one.text)
-        gc.collect()
-        gc.freeze()  # what start-up made lives as long as we do: a collection in mid-swap (20 ms) need not walk it
-        await stop.wait()
+        arrivals = Arrivals(server.spec)
+        await observed(server.spec, server.coordinator.seen)
+        arrivals.look(await server.store.read(), server.coordinator.seen.states)
+        _greet(config, server, arrivals.absent)
+        watching = asyncio.create_task(watch(arrivals, server.store, server.coordinator.seen, _say), name="arrivals")
+        try:
+            for one in await examine(config, os.environ):
+                (log.error if one.error else log.warning)("check", finding=one.text)
+            gc.collect()
+            gc.freeze()  # what start-up made lives as long as we do: a collection in mid-swap (20 ms) need not walk it
+            await stop.wait()
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
         log.info("stopping; residents stay as they are")
 
 
-def _greet(config: Config, url: str, spec: Spec) -> None:
+def _greet(config: Config, server: Running, absent: Sequence[str]) -> None:
     """That it serves, and what: one line to a person at a terminal, else one record of the log."""
+    spec = server.spec
     if sys.stderr.isatty():
-        return click.echo(greeting(url, spec, with_key=bool(config.keys)), err=True)
+        return click.echo(greeting(server.url, spec, absent, with_key=bool(config.keys)), err=True)
     cards, tenants = list(spec.cards), list(spec.tenants)
-    return log.info("serving", url=url, state_dir=str(config.state_dir), cards=cards, tenants=tenants)
+    facts = {"state_dir": str(config.state_dir), "cards": cards, "tenants": tenants, "not_loaded_yet": list(absent)}
+    return log.info("serving", url=server.url, **facts)
 
 
-def greeting(url: str, spec: Spec, *, with_key: bool) -> str:
-    """The line for people: address, cards, tenants, and what to try."""
+def _say(text: str) -> None:
+    if sys.stderr.isatty():
+        return click.echo(text, err=True)
+    return log.info(text)
+
+
+def greeting(url: str, spec: Spec, absent: Sequence[str], *, with_key: bool) -> str:
+    """The line for people: address, cards, tenants, which of those loaded at start are `absent` yet, what to try."""
     key = "-H 'Authorization: Bearer KEY' " if with_key else ""
+    state = f"not loaded yet: {', '.join(absent)} (calls for it wait)" if absent else "ready"
     return (
         f"swapper {__version__} serves at {url}: {_some('card', list(spec.cards))}, "
-        f"{_some('tenant', list(spec.tenants))}; ready; try: curl -s {key}{url}/api/status "
+        f"{_some('tenant', list(spec.tenants))}; {state}; try: curl -s {key}{url}/api/status "
         "(Ctrl-C ends it, loaded models stay)"
     )
 

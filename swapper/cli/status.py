@@ -26,7 +26,7 @@ def _tell(found: Json) -> None:
     for card in found["cards"]:
         out.print(_card_line(card))
         for line in _card_notes(card):
-            out.print(f"  {line}")
+            out.print(f"  {line}", soft_wrap=True)
         tenants = [tenant for tenant in found["tenants"] if tenant["card"] == card["name"]]
         table = Table("  tenant", "state", "needs", "gate", "conversations", "", box=None)
         for tenant in tenants:
@@ -35,11 +35,11 @@ def _tell(found: Json) -> None:
             out.print(table)
     for lease in found["leases"]:
         out.print(lease_line(lease))
-        out.print(f"  {lease['explain']}")
+        out.print(f"  {lease['explain']}", soft_wrap=True)
     for demand in found["demand"]:
         if demand["waiting"]:
             calls = "call" if demand["waiting"] == 1 else "calls"
-            out.print(f"{demand['waiting']} {demand['class']} {calls}: {demand['explain']}")
+            out.print(f"{demand['waiting']} {demand['class']} {calls}: {demand['explain']}", soft_wrap=True)
     if not found["leases"]:
         out.print("no leases")
 

@@ -35,6 +35,16 @@ def test_each_record_is_one_json_object_where_nobody_watches() -> None:
     assert (theirs["event"], theirs["logger"]) == ("slow by 7 ms", "library")
 
 
+def test_what_is_nothing_is_not_said_to_a_person_and_is_null_to_a_program() -> None:
+    person, program = io.StringIO(), io.StringIO()
+    for out, as_json in ((person, False), (program, True)):
+        setup(stream=out, as_json=as_json)
+        structlog.get_logger("swapper.test").info("swap ended", ms=0, reason=None)
+    assert "ms=0" in person.getvalue()
+    assert "reason" not in person.getvalue()
+    assert json.loads(program.getvalue())["reason"] is None
+
+
 def test_a_failure_is_logged_without_the_values_of_its_variables() -> None:
     out = io.StringIO()
     setup(stream=out)
