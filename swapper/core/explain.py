@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from swapper.core import plan, policy
 from swapper.core.spec import Spec
-from swapper.core.types import Card, Lease, LeaseState, Step, Swap, World
+from swapper.core.types import Card, Hold, Lease, LeaseState, Step, Swap, World
 
 _DOING = {
     Step.CLOSE: "the gate is being closed",
@@ -25,7 +25,7 @@ def explain_lease(world: World, spec: Spec, lease: Lease, position: int | None) 
             return f"queued{_place(position)}: {_why_queued(world, spec, lease)}"
         case LeaseState.PREPARING:
             card = world.cards.get(lease.card or "")
-            doing = doing_text(card, card.swap) if card and card.swap else "its swap is being started"
+            doing = _doing(world, spec, card, card.swap) if card and card.swap else "its swap is being started"
             return f"preparing: {doing}"
         case LeaseState.GRANTED:
             return lease.explain or "granted"
@@ -41,23 +41,39 @@ def explain_demand(world: World, spec: Spec, tenant: str) -> str:
     configured = spec.tenants[tenant]
     card = world.cards.get(configured.card, Card(configured.card))
     if card.swap is not None:
-        return f"waiting for {tenant}: {doing_text(card, card.swap)}"
+        return f"waiting for {tenant}: {_doing(world, spec, card, card.swap)}"
     failure = card.failed.get(tenant)
     if failure is not None and failure.retry_ms > world.now_ms:
         return (
             f"{tenant} could not be loaded ({failure.reason}); next try in {_seconds(failure.retry_ms - world.now_ms)}"
         )
-    return f"waiting for {tenant}: {_occupied(world, card) or 'its load is about to start'}"
+    return f"waiting for {tenant}: {_occupied(world, spec, card) or 'its load is about to start'}"
 
 
-def doing_text(card: Card, swap: Swap) -> str:
+def _doing(world: World, spec: Spec, card: Card, swap: Swap) -> str:
     """What a running swap of the card is doing, and whose process it waits for."""
-    leaving = [f"{d.label or d.lease} (pid {d.pid})" for d in card.departed if d.pid is not None]
+    leaving = _leaving(card, world.now_ms, spec.policy.grace_ms)
     if swap.stage is Step.VACATE and leaving:
-        return f"{_DOING[swap.stage]}: waiting for {', '.join(leaving)} to end"
+        return f"{_DOING[swap.stage]}: {leaving}"
     whose = ", ".join(dict.fromkeys(c.tenant for c in swap.pending if c.tenant)) or swap.card
     turned = " (turned back)" if swap.back else ""
     return f"{_DOING[swap.stage]} on {whose}{turned}"
+
+
+def _leaving(card: Card, now_ms: int, grace_ms: int) -> str:
+    """Which holders that left are still waited for: until their process ends, or for a grace where none is known."""
+    named = [f"{d.label or d.lease} (pid {d.pid})" for d in card.departed if d.pid is not None]
+    unknown = [d for d in card.departed if d.pid is None and d.free_ms > now_ms]
+    parts = [f"waiting for {', '.join(named)} to end"] if named else []
+    if unknown:
+        who = ", ".join(d.label or d.lease for d in unknown)
+        left_ms = max(d.free_ms for d in unknown) - now_ms
+        parts.append(
+            f"{who} did not give its lease back and its process is unknown, so its memory counts as free after a grace "
+            f"of {_seconds(grace_ms)} ({_seconds(left_ms)} left); a lease that names its holder_pid is not waited for "
+            "so long"
+        )
+    return "; ".join(parts)
 
 
 def _why_queued(world: World, spec: Spec, lease: Lease) -> str:
@@ -75,7 +91,7 @@ def _why_not(world: World, spec: Spec, lease: Lease, card: Card) -> str:
         return f"card {card.name} is not configured any more"
     if need > plan.capacity(spec, card.name):
         return f"{card.name} can never give {need} MiB (its capacity is {plan.capacity(spec, card.name)} MiB)"
-    occupied = _occupied(world, card)
+    occupied = _occupied(world, spec, card)
     if occupied:
         return occupied
     ahead = [other for other in policy.leases_for(world, spec, card.name) if _before(other, lease)]
@@ -88,24 +104,29 @@ def _before(other: Lease, lease: Lease) -> bool:
     return (other.request.klass.rank, other.seq) < (lease.request.klass.rank, lease.seq)
 
 
-def _occupied(world: World, card: Card) -> str | None:
+def _occupied(world: World, spec: Spec, card: Card) -> str | None:
     if card.swap is not None:
         again = f", after {card.fault.reason}" if card.fault is not None else ""
-        return f"{card.name} is changing hands, {doing_text(card, card.swap)}{again}"
+        return f"{card.name} is changing hands, {_doing(world, spec, card, card.swap)}{again}"
     if card.fault is not None:
         return f"{card.name} is at fault: {card.fault.reason}"
     if card.holds:
-        names = ", ".join(f"{h.lease} ({h.label})" if h.label else h.lease for h in card.holds)
-        latest = max((_end(world.leases.get(h.lease)) for h in card.holds), default=0)
-        until = f", for at most another {_seconds(latest - world.now_ms)}" if latest > world.now_ms else ""
-        return f"{card.name} is held by {names}{until}"
+        return f"{card.name} is held by {', and by '.join(_holding(world, hold) for hold in card.holds)}"
     return None
 
 
-def _end(lease: Lease | None) -> int:
-    if lease is None or lease.granted_ms is None:
-        return 0
-    return lease.granted_ms + lease.request.max_hold_ms
+def _holding(world: World, hold: Hold) -> str:
+    """Who holds, and what ends it: its ttl unless it is heard, its max_hold in any case."""
+    who = f"{hold.lease} ({hold.label})" if hold.label else hold.lease
+    lease = world.leases.get(hold.lease)
+    if lease is None or lease.granted_ms is None or lease.expires_ms is None or lease.state is not LeaseState.GRANTED:
+        return who
+    expires_ms = lease.expires_ms - world.now_ms
+    most_ms = lease.granted_ms + lease.request.max_hold_ms - world.now_ms
+    if most_ms <= expires_ms:
+        return f"{who}, for at most another {_seconds(most_ms)}"
+    unheard, heard = _seconds(expires_ms), _seconds(most_ms)
+    return f"{who}, for another {unheard} if no heartbeat comes, for at most {heard} if they do"
 
 
 def _seconds(ms: int) -> str:

@@ -182,7 +182,8 @@ def test_every_wait_has_its_sentence() -> None:
     assert "gate is being closed" in explain_lease(play.world, play.spec, play.lease("a"), None)
     play.run()
     sentence = explain_lease(play.world, play.spec, play.lease("b"), 1)
-    assert sentence == "queued, number 1: gpu0 is held by a, for at most another 60 min"
+    bounds = "for another 30 s if no heartbeat comes, for at most 60 min if they do"
+    assert sentence == f"queued, number 1: gpu0 is held by a, {bounds}"
     assert "held by a" in explain_demand(play.world, play.spec, MED)
     play.end("a")
     play.decide()
