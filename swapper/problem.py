@@ -42,14 +42,18 @@ class Problem(SwapperError):
             self.headers["Retry-After"] = str(max(1, round(retry)))
 
     def envelope(self) -> bytes:
-        """OpenAI's error object as JSON: `{"error": {message, type, param, code}}`."""
-        error = {
+        """OpenAI's answer: `{"error": ...}`, see `error`."""
+        return b'{"error": ' + self.error() + b"}"
+
+    def error(self) -> bytes:
+        """OpenAI's error object as JSON: `{message, type, param, code}`."""
+        error: dict[str, object] = {
             "message": self.detail,
             "type": _KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error"),
             "param": self.extra.get("param"),
             "code": self.code.replace("-", "_"),
         }
-        return to_json({"error": error})
+        return to_json(error)
 
     def problem_json(self) -> bytes:
         """The same in RFC 9457's words: `code` becomes `type`, `urn:swapper:CODE`."""

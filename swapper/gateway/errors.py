@@ -10,13 +10,7 @@ from difflib import get_close_matches
 
 from swapper.problem import Problem
 
-DONE = b"data: [DONE]\n\n"
 _LONGEST_NAME = 512
-
-
-def last_events(problem: Problem) -> bytes:
-    """The end of a stream whose 200 is out already."""
-    return b"data: " + problem.envelope() + b"\n\n" + DONE
 
 
 def bad_request(message: str, param: str | None = None, code: str = "bad_request") -> Problem:

@@ -1,7 +1,8 @@
-"""Keepalives: data that keeps a streaming client's timers quiet while its call waits, and the task that sends them.
+"""What each API's streams look like beside the answer: keepalives, the task that sends them, and a late error.
 
-Invariant: no byte before the first keepalive is due, so that until then an error keeps its status; after `stop` nothing
-more is written. Comments instead of data only where configured (some gateways cut streams without data).
+Keepalives are data that keeps a client's timers quiet while its call waits. Invariant: no byte before the first one is
+due, so that until then an error keeps its status; after `stop` nothing more is written. Comments instead of data only
+where configured (some gateways cut streams without data).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from uuid import uuid4
 
 import msgspec
@@ -45,9 +47,33 @@ def completion(model: str) -> bytes:
     return _event({"content": "", "stop": False})
 
 
+def ping(model: str) -> bytes:
+    """Anthropic's own."""
+    return b'event: ping\ndata: {"type": "ping"}\n\n'
+
+
 def comment(model: str) -> bytes:
     """An SSE comment: clients ignore it, and so do their timers."""
     return b": waiting\n\n"
+
+
+def _error(error: bytes) -> bytes:
+    return b'data: {"error":' + error + b"}\n\ndata: [DONE]\n\n"
+
+
+def _error_event(error: bytes) -> bytes:
+    return b'event: error\ndata: {"type":"error","error":' + error + b"}\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """An API's keepalive, and what makes an error object's JSON the last thing in a stream whose 200 is out."""
+
+    keepalive: Filler
+    error: Callable[[bytes], bytes] = _error
+
+
+CHAT, TEXT, COMPLETION, MESSAGES = Api(chat), Api(text), Api(completion), Api(ping, _error_event)
 
 
 class Keepalive:

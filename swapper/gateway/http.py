@@ -20,7 +20,7 @@ from swapper.core.types import WorkClass
 from swapper.gateway import errors, filler
 from swapper.gateway.admission import Full
 from swapper.gateway.context import GatewayContext
-from swapper.gateway.filler import Filler
+from swapper.gateway.filler import Api
 from swapper.gateway.parse import Ask, Decoding, decoding, parse_body, parse_class
 from swapper.gateway.pipe import Exchange, Held
 from swapper.problem import Problem
@@ -31,27 +31,28 @@ SERVER_OPTIONS: dict[str, Any] = {"handler_cancellation": True, "auto_decompress
 LARGE_BYTES = 1 << 20
 """From here on a body is parsed in a pass of its own: 64 MiB take up to a quarter of a second."""
 
-ROUTES: dict[str, Filler] = {
-    "/v1/chat/completions": filler.chat,
-    "/chat/completions": filler.chat,
-    "/v1/completions": filler.text,
-    "/completion": filler.completion,
-    "/completions": filler.completion,
+ROUTES: dict[str, Api] = {
+    "/v1/chat/completions": filler.CHAT,
+    "/chat/completions": filler.CHAT,
+    "/v1/completions": filler.TEXT,
+    "/v1/messages": filler.MESSAGES,
+    "/completion": filler.COMPLETION,
+    "/completions": filler.COMPLETION,
 }
-"""Path -> the keepalive data of its API; the same path goes upstream."""
+"""Path -> its API; the same path goes upstream."""
 
 
 def routes(ctx: GatewayContext) -> list[web.RouteDef]:
     """The routes to add to an application. The api room's middleware sets `owner`, `default_class`, `classes`."""
-    found = [web.post(path, _model_route(ctx, filler)) for path, filler in ROUTES.items()]
+    found = [web.post(path, _model_route(ctx, api)) for path, api in ROUTES.items()]
     return [*found, web.get("/v1/models", _models_route(ctx)), web.get("/models", _models_route(ctx))]
 
 
-def _model_route(ctx: GatewayContext, data: Filler) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+def _model_route(ctx: GatewayContext, api: Api) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def handle(request: web.Request) -> web.StreamResponse:
         held = Held(ctx.budget)
         try:
-            outcome = await _dispatch(ctx, request, data, held)
+            outcome = await _dispatch(ctx, request, api, held)
         finally:
             held.release()
         return outcome.response() if isinstance(outcome, Problem) else outcome
@@ -59,9 +60,7 @@ def _model_route(ctx: GatewayContext, data: Filler) -> Callable[[web.Request], A
     return handle
 
 
-async def _dispatch(
-    ctx: GatewayContext, request: web.Request, data: Filler, held: Held
-) -> web.StreamResponse | Problem:
+async def _dispatch(ctx: GatewayContext, request: web.Request, api: Api, held: Held) -> web.StreamResponse | Problem:
     klass = _call_class(request)
     if isinstance(klass, Problem):
         return klass
@@ -81,7 +80,7 @@ async def _dispatch(
     if isinstance(call, Full):
         return errors.queue_full(call.waiting)
     try:
-        return await Exchange(ctx, request, ctx.targets[tenant], ask, data, held, call).run()
+        return await Exchange(ctx, request, ctx.targets[tenant], ask, api, held, call).run()
     finally:
         call.finish()
 

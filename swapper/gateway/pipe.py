@@ -23,7 +23,7 @@ from swapper.gateway import errors
 from swapper.gateway.admission import Call, CallState, Turn
 from swapper.gateway.child import Child
 from swapper.gateway.context import Budget, GatewayContext, Target
-from swapper.gateway.filler import Filler, Keepalive, comment
+from swapper.gateway.filler import Api, Keepalive, comment
 from swapper.gateway.parse import Ask, with_model
 from swapper.gateway.sse import Frames
 from swapper.problem import Problem
@@ -131,7 +131,7 @@ class Exchange:
         request: web.Request,
         target: Target,
         ask: Ask,
-        filler: Filler,
+        api: Api,
         held: Held,
         call: Call,
     ) -> None:
@@ -139,6 +139,7 @@ class Exchange:
         self._request = request
         self._target = target
         self._ask = ask
+        self._api = api
         self._held = held
         self._call = call
         self._response: web.StreamResponse | None = None
@@ -149,7 +150,7 @@ class Exchange:
         self._first_try_ms: int | None = None
         self._known = ctx.talks.know(target.tenant, request.path, ask, held.body)
         if ask.stream:
-            chosen = comment if ctx.limits.keepalive_comments else filler
+            chosen = comment if ctx.limits.keepalive_comments else api.keepalive
             self._keepalive = Keepalive(request, chosen, ask.model, ctx.limits.keepalive_ms / 1000)
 
     async def run(self) -> web.StreamResponse | Problem:
@@ -313,7 +314,7 @@ class Exchange:
             text = body[:500].decode(errors="replace")
             return errors.upstream_failed(self._ask.model, f"HTTP {upstream.status}: {text}")
         self._complete = True
-        await response.write(b"data: " + msgspec.json.encode({"error": error}) + b"\n\n" + errors.DONE)
+        await response.write(self._api.error(msgspec.json.encode(error)))
         await response.write_eof()
         return response
 
@@ -325,7 +326,7 @@ class Exchange:
         if response is None:
             return problem
         if response.content_type == "text/event-stream":
-            await response.write(errors.last_events(problem))
+            await response.write(self._api.error(problem.error()))
             await response.write_eof()
         elif self._request.transport is not None:
             self._request.transport.abort()

@@ -270,13 +270,14 @@ async def serve(
     max_waiting: int = 100,
     concurrency: Mapping[str, int] | None = None,
     middleware: Middleware | None = None,
+    private: frozenset[str] = frozenset(),
 ) -> AsyncGenerator[Served]:
     """Start upstream, member and gateway; `opened`: the gate is open from the start."""
     upstream, link = Upstream(), FakeLink()
     link.gates[ALPHA] = Gate(1, open=opened)
     upstream_runner = await listen_as(upstream)
     admission = Admission("g1", clock=_loop_ms, max_waiting=max_waiting, concurrency=concurrency)
-    member = Member(link, admission)
+    member = Member(link, admission, private=private)
     session = open_session()
     ctx = GatewayContext(
         names={"alpha": ALPHA, "gpt-4o": ALPHA},

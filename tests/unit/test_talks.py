@@ -1,0 +1,204 @@
+"""The conversations of a gateway process: told, recalled, brought back from disk for their call, replayed when idle."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from swapper.core.keeping import RECALL
+from swapper.core.types import Command, Report
+from swapper.snapshots.conversation import Place
+from tests.unit.gateway_doubles import ALPHA, Served, Stream, answer, serve
+
+HI = [{"role": "user", "content": "hi"}]
+TURN_2 = [*HI, {"role": "assistant", "content": "ho"}, {"role": "user", "content": "and?"}]
+
+
+BACK = {"snapshot": "a.kv", "ok": True, "slot": 1, "tokens": 2_000}
+
+
+def body(messages: list[dict[str, str]], **more: object) -> dict[str, object]:
+    return {"model": "alpha", "messages": messages, **more}
+
+
+def figures(cache_n: int, prompt_n: int, predicted_n: int = 5, **more: object) -> dict[str, object]:
+    timings = {"cache_n": cache_n, "prompt_n": prompt_n, "predicted_n": predicted_n}
+    return {"timings": timings, **more}
+
+
+def command(verb: str, n: int, args: Mapping[str, Any], token: int = 7) -> Command:
+    return Command("gateway:g1", "gpu0", ALPHA, token, n, verb, dict(args))
+
+
+async def say(gateway: Served, verb: str, n: int, token: int = 7, **args: object) -> Report:
+    """Command the gateway; its answer."""
+    await gateway.link.send(command(verb, n, args, token))
+    while (report := await gateway.link.reports.get()).verb != verb:
+        pass
+    return report
+
+
+async def talked(gateway: Served, messages: list[dict[str, str]] = HI, left: int = 2_000) -> str:
+    """One answered call; the id of its conversation."""
+    gateway.upstream.scripts = [answer(figures(0, left - 4))]
+    await gateway.call(body(messages))
+    return gateway.member.talks.index.talks(ALPHA)[0].id
+
+
+async def test_a_gate_that_shuts_tells_the_conversations_believed_in_the_server_and_no_text_of_them() -> None:
+    async with serve() as gateway:
+        name = await talked(gateway)
+        report = await say(gateway, "close", 1, epoch=2)
+        (told,) = report.data["talks"]  # pyright: ignore[reportGeneralTypeIssues, reportUnknownVariableType]
+        assert (told["id"], told["tokens"], told["recallable"]) == (name, 2_000, True)
+        assert "hi" not in json.dumps(report.data)
+
+
+async def test_a_recall_sends_the_last_request_again_with_nothing_to_generate_and_says_which_slot_has_it() -> None:
+    async with serve() as gateway:
+        name = await talked(gateway)
+        gateway.upstream.scripts = [answer(figures(1_995, 1, __verbose={"id_slot": 3}))]
+        report = await say(gateway, RECALL, 1, conversation=name, limit_ms=5_000)
+        assert report.data == {"slot": 3, "tokens": 1_996, "cache_n": 1_995, "prompt_n": 1}
+        sent = json.loads(gateway.upstream.seen[-1].body)
+        assert (sent["messages"], sent["max_tokens"], sent["stream"]) == (HI, 0, False)
+        assert sent["add_generation_prompt"] is False
+
+
+async def test_a_recall_that_the_server_does_not_answer_in_time_is_given_up_and_its_conversation_is_cold() -> None:
+    async with serve() as gateway:
+        name = await talked(gateway)
+        gateway.upstream.scripts = [Stream()]
+        report = await say(gateway, RECALL, 1, conversation=name, limit_ms=50)
+        assert report.outcome == "failed"
+        assert "not in the server's cache any more" in str(report.detail)
+        assert gateway.member.talks.index.talks(ALPHA) == ()
+
+
+async def test_under_strict_privacy_no_text_is_kept() -> None:
+    async with serve(private=frozenset({ALPHA})) as gateway:
+        name = await talked(gateway)
+        report = await say(gateway, RECALL, 1, conversation=name, limit_ms=5_000)
+        assert report.outcome == "failed"
+        assert not gateway.member.talks.index.talks(ALPHA)[0].recallable
+
+
+async def on_disk(gateway: Served) -> str:
+    """A conversation that was unloaded with its model, which serves again now."""
+    name = await talked(gateway)
+    await say(gateway, "close", 1, epoch=2)
+    kept = [{"snapshot": "a.kv", "id": name, "links": [name], "tokens": 2_000}]
+    await say(gateway, "open", 2, epoch=3, swap="sw_1", loaded=True, unproved=[], kept=kept)
+    return name
+
+
+async def wanted(gateway: Served) -> Report:
+    while (report := await gateway.link.reports.get()).verb != "wanted":
+        pass
+    return report
+
+
+async def test_a_call_whose_conversation_lies_on_disk_waits_until_it_is_back_and_its_answer_proves_it() -> None:
+    async with serve() as gateway:
+        name = await on_disk(gateway)
+        sent = len(gateway.upstream.seen)
+        gateway.upstream.scripts = [answer(figures(1_990, 30, id_slot=1))]
+        call = asyncio.create_task(gateway.call(body(TURN_2)))
+        report = await wanted(gateway)
+        assert (report.card, report.data["snapshot"], report.data["id"]) == ("gpu0", "a.kv", name)
+        assert len(gateway.upstream.seen) == sent
+        await gateway.link.send(
+            command("placed", 0, {"snapshot": "a.kv", "ok": True, "slot": 1, "tokens": 2_000}, token=0)
+        )
+        assert (await call).status == 200
+        await gateway.member.talks.idle()
+        proof = gateway.link.reports.get_nowait()
+        assert (proof.verb, proof.data["result"], proof.data["continued"]) == ("proof", "warm", True)
+
+
+async def test_one_that_cannot_be_brought_is_read_by_the_server_and_said_to_be_cold() -> None:
+    async with serve() as gateway:
+        name = await on_disk(gateway)
+        gateway.upstream.scripts = [answer(figures(0, 2_020))]
+        call = asyncio.create_task(gateway.call(body(TURN_2)))
+        await wanted(gateway)
+        gone = {"snapshot": "a.kv", "ok": False, "detail": "its file is gone"}
+        await gateway.link.send(command("placed", 0, gone, token=0))
+        assert (await call).status == 200
+        counts = gateway.member.talks.index.counts(ALPHA)
+        assert {str(why): tokens for why, tokens in counts.reread.items()} == {"swapped cold": 1_996}
+        assert name not in {talk.id for talk in gateway.member.talks.index.talks(ALPHA)}
+
+
+async def test_two_calls_of_one_conversation_have_it_brought_once() -> None:
+    async with serve() as gateway:
+        await on_disk(gateway)
+        gateway.upstream.scripts = [answer(figures(1_990, 30))]
+        calls = [asyncio.create_task(gateway.call(body(TURN_2))) for _ in range(2)]
+        await wanted(gateway)
+        await gateway.waiting(0)
+        await gateway.link.send(
+            command("placed", 0, {"snapshot": "a.kv", "ok": True, "slot": 1, "tokens": 2_000}, token=0)
+        )
+        assert [(await call).status for call in calls] == [200, 200]
+        left = [gateway.link.reports.get_nowait().verb for _ in range(gateway.link.reports.qsize())]
+        assert "wanted" not in left
+
+
+async def test_what_was_not_saved_is_cold_once_the_model_was_loaded_anew() -> None:
+    async with serve() as gateway:
+        name = await talked(gateway)
+        await say(gateway, "close", 1, epoch=2)
+        await say(gateway, "open", 2, epoch=3, swap="sw_1", loaded=True, unproved=[], kept=[])
+        talk = gateway.member.talks.index.conversation(ALPHA, name)
+        assert talk is not None
+        assert talk.place is Place.COLD
+
+
+async def test_a_gate_that_opens_again_without_a_load_forgets_nothing() -> None:
+    async with serve() as gateway:
+        name = await talked(gateway)
+        await say(gateway, "close", 1, epoch=2)
+        await say(gateway, "open", 2, epoch=3, swap="sw_1", loaded=False, unproved=[], kept=[])
+        assert [talk.id for talk in gateway.member.talks.index.talks(ALPHA)] == [name]
+
+
+async def replaying(gateway: Served) -> tuple[str, Stream]:
+    """A model that cannot be restored was loaded, and its conversation is being read again; the server's answer."""
+    name = await talked(gateway)
+    await say(gateway, "close", 1, epoch=2)
+    reading = Stream()
+    gateway.upstream.scripts = [reading, answer(figures(1_990, 6, __verbose={"id_slot": 0}))]
+    seen = len(gateway.upstream.seen)
+    again = [{"snapshot": f"replay:{name}", "id": name, "tokens": 2_000}]
+    await say(gateway, "open", 2, epoch=3, swap="sw_1", loaded=True, unproved=[], kept=[], recall=again)
+    while len(gateway.upstream.seen) == seen:
+        await gateway.upstream.arrived.get()
+    return name, reading
+
+
+async def test_a_replay_gives_way_to_a_call_of_another_conversation_and_is_begun_again_when_it_is_answered() -> None:
+    async with serve() as gateway:
+        name, _ = await replaying(gateway)
+        gateway.upstream.scripts = [answer(figures(0, 9, __verbose={"id_slot": 1}))]
+        other = await gateway.call(body([{"role": "user", "content": "something else"}]))
+        assert other.status == 200
+        await asyncio.wait_for(gateway.upstream.left.wait(), 5)
+        while (report := await gateway.link.reports.get()).verb != "recalled":
+            pass
+        assert (report.outcome, report.data["snapshot"]) == ("ok", f"replay:{name}")
+
+
+async def test_a_call_of_the_very_conversation_waits_for_its_replay() -> None:
+    async with serve() as gateway:
+        name, reading = await replaying(gateway)
+        sent = len(gateway.upstream.seen)
+        call = asyncio.create_task(gateway.call(body(TURN_2)))
+        await gateway.link.beaten(lambda demand: any(record.running for record in demand))
+        assert len(gateway.upstream.seen) == sent
+        gateway.upstream.scripts = [answer(figures(1_996, 20))]
+        reading.put(json.dumps(figures(0, 1_996, __verbose={"id_slot": 0})).encode(), None)
+        assert (await call).status == 200
+        assert name
