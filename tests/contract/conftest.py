@@ -15,8 +15,11 @@ import pytest
 from swapper.demo.models import make_models
 from tests.contract.talk import Talk
 from tests.support.fake_server import FakeServer, fake_processes
+from tests.support.plain import PlainServer
 from tests.support.router import RealRouter
+from workers.backend import Backend
 from workers.llama.router import LlamaRouter
+from workers.llama.server import LlamaServer
 
 MODELS = ("alpha", "beta", "gemma", "lfm")
 
@@ -30,16 +33,16 @@ BOTH = ("real", "fake")
 
 @dataclass(frozen=True)
 class World:
-    """The router most tests share, with every model unloaded at first, and its slot folder."""
+    """The server most tests share, with every model unloaded at first, and its slot folder."""
 
-    router: Router
+    router: Router | PlainServer
     slots: Path
 
 
 class OurLog:
     """The `Control` of a server that the tests started: its log is ours, its life is theirs."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router | PlainServer) -> None:
         self.log_tail = router.log_tail
         self._folder = router.slot_dir.parent
 
@@ -109,6 +112,22 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 
 
 @pytest.fixture(scope="session")
+def plain_world(tmp_path_factory: pytest.TempPathFactory, models: dict[str, Path]) -> Iterator[World]:
+    server = PlainServer(tmp_path_factory.mktemp("plain"), models["alpha"])
+    try:
+        yield World(server, server.slot_dir)
+    finally:
+        server.stop()
+
+
+@pytest.fixture(params=(*BOTH, "plain"))
+def either_kind(request: pytest.FixtureRequest) -> Iterator[World]:
+    """For tests of `llama/alpha` alone: a router, real and fake, and a server with that one model."""
+    with fake_processes() if request.param == "fake" else nullcontext():
+        yield request.getfixturevalue(f"{request.param}_world")
+
+
+@pytest.fixture(scope="session")
 def real_bare(tmp_path_factory: pytest.TempPathFactory, models: dict[str, Path]) -> Iterator[Router]:
     with _bare("real", tmp_path_factory, models) as router:
         yield router
@@ -152,15 +171,20 @@ async def bare(bare_router: Router) -> AsyncIterator[Talk]:
 
 
 @pytest.fixture
-async def backend(world: World, tmp_path: Path) -> AsyncIterator[LlamaRouter]:
+async def backend(world: World, tmp_path: Path) -> AsyncIterator[Backend]:
     names = [*MODELS, "broken", "vectors", "hasty", "sleepy", "absent"]
-    backend = LlamaRouter(
-        world.router.url,
-        tenants={f"llama/{name}": name for name in names},
-        state_dir=tmp_path / "state",
-        slot_dir=world.slots,
-        control=OurLog(world.router),
-    )
+    server, state = world.router, tmp_path / "state"
+    if isinstance(server, PlainServer):
+        control = server.control()
+        backend = LlamaServer(server.url, tenant="llama/alpha", control=control, state_dir=state, slot_dir=world.slots)
+    else:
+        backend = LlamaRouter(
+            server.url,
+            tenants={f"llama/{name}": name for name in names},
+            state_dir=state,
+            slot_dir=world.slots,
+            control=OurLog(server),
+        )
     await backend.start()
     try:
         yield backend

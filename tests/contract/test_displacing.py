@@ -9,22 +9,26 @@ import pytest
 
 from swapper.errors import BackendRefused
 from tests.contract.conftest import World
+from tests.contract.saving import LONG
 from tests.contract.talk import Talk
-from workers.backend import Room, SaveArgs, Saved, SlotUse
+from workers.backend import Backend, Room, SaveArgs, Saved, SlotUse
 from workers.backend import Talk as Conversation
 from workers.llama.http import RestoredSlot, RouterHttp, SavedSlot
-from workers.llama.router import LlamaRouter
 
 ALPHA = "llama/alpha"
-LONG = "Colourless green ideas sleep furiously in the garden. " * 10
 _numbers = count(1)
+
+
+@pytest.fixture
+def world(either_kind: World) -> World:
+    return either_kind
 
 
 def fresh() -> str:
     return f"displaced.{next(_numbers)}.kv"
 
 
-async def on_disk(backend: LlamaRouter, talk: Talk) -> Saved:
+async def on_disk(backend: Backend, talk: Talk) -> Saved:
     """A conversation that is in no slot, in a model just loaded."""
     await backend.release(ALPHA, limit_ms=10_000)
     await backend.load(ALPHA)
@@ -50,7 +54,7 @@ async def reused(talk: Talk, slot: int, prompt: str) -> int:
     return answer["timings"]["cache_n"]
 
 
-async def test_an_empty_slot_is_taken_and_nothing_is_displaced(backend: LlamaRouter, talk: Talk) -> None:
+async def test_an_empty_slot_is_taken_and_nothing_is_displaced(backend: Backend, talk: Talk) -> None:
     saved = await on_disk(backend, talk)
     await talk.say("alpha", "Other. " + LONG, slot=0)
     back = await backend.restore(ALPHA, saved.snapshot, -1, Room(fresh()))
@@ -58,15 +62,15 @@ async def test_an_empty_slot_is_taken_and_nothing_is_displaced(backend: LlamaRou
     assert await reused(talk, 1, "Kept. " + LONG) > 0.9 * saved.tokens
 
 
-async def test_without_room_only_an_empty_slot_will_do(backend: LlamaRouter, talk: Talk) -> None:
+async def test_without_room_only_an_empty_slot_will_do(backend: Backend, talk: Talk) -> None:
     saved = await on_disk(backend, talk)
     await two_others(talk)
-    with pytest.raises(BackendRefused, match="no slot of alpha is empty"):
+    with pytest.raises(BackendRefused, match=r"no slot of .*alpha is empty"):
         await backend.restore(ALPHA, saved.snapshot, -1)
 
 
 async def test_what_was_unused_for_longest_makes_room_and_comes_back_later_word_for_word(
-    backend: LlamaRouter, talk: Talk
+    backend: Backend, talk: Talk
 ) -> None:
     saved = await on_disk(backend, talk)
     _, older = await two_others(talk)
@@ -86,7 +90,7 @@ async def test_what_was_unused_for_longest_makes_room_and_comes_back_later_word_
 
 
 async def test_whose_conversation_left_is_not_guessed_between_two_of_the_same_length(
-    backend: LlamaRouter, talk: Talk
+    backend: Backend, talk: Talk
 ) -> None:
     saved = await on_disk(backend, talk)
     _, older = await two_others(talk)
@@ -97,7 +101,7 @@ async def test_whose_conversation_left_is_not_guessed_between_two_of_the_same_le
 
 
 async def test_what_came_from_disk_and_was_not_spoken_to_leaves_first_and_is_known_by_its_manifest(
-    backend: LlamaRouter, talk: Talk
+    backend: Backend, talk: Talk
 ) -> None:
     saved = await on_disk(backend, talk)
     await talk.say("alpha", "Other. " + LONG, slot=0)
@@ -108,7 +112,7 @@ async def test_what_came_from_disk_and_was_not_spoken_to_leaves_first_and_is_kno
     assert (back.slot, back.displaced.tokens, back.displaced.id) == (1, saved.tokens, "kept")
 
 
-async def test_what_was_asked_back_a_moment_ago_does_not_leave_for_the_next(backend: LlamaRouter, talk: Talk) -> None:
+async def test_what_was_asked_back_a_moment_ago_does_not_leave_for_the_next(backend: Backend, talk: Talk) -> None:
     saved = await on_disk(backend, talk)
     await two_others(talk)
     first = await backend.restore(ALPHA, saved.snapshot, -1, Room(fresh()))
@@ -117,7 +121,7 @@ async def test_what_was_asked_back_a_moment_ago_does_not_leave_for_the_next(back
     assert (first.slot, second.slot) == (1, 0)
 
 
-async def test_two_that_come_back_at_once_get_two_slots(backend: LlamaRouter, talk: Talk) -> None:
+async def test_two_that_come_back_at_once_get_two_slots(backend: Backend, talk: Talk) -> None:
     await on_disk(backend, talk)
     await two_others(talk)
     saved = [await backend.save(ALPHA, SaveArgs(slot, fresh())) for slot in (0, 1)]
@@ -131,17 +135,17 @@ async def test_two_that_come_back_at_once_get_two_slots(backend: LlamaRouter, ta
     assert {one.slot for one in back} == {0, 1}
 
 
-async def test_a_slot_at_work_is_never_taken(backend: LlamaRouter, talk: Talk) -> None:
+async def test_a_slot_at_work_is_never_taken(backend: Backend, talk: Talk) -> None:
     saved = await on_disk(backend, talk)
     _, older = await two_others(talk)
     async with talk.streaming("alpha", 300), talk.streaming("alpha", 300):
-        with pytest.raises(BackendRefused, match="every slot of alpha is at work"):
+        with pytest.raises(BackendRefused, match=r"every slot of .*alpha is at work"):
             await backend.restore(ALPHA, saved.snapshot, -1, Room(fresh()))
     assert older > 0
 
 
 async def test_a_conversation_that_goes_on_while_it_is_saved_is_not_displaced(
-    backend: LlamaRouter, talk: Talk, world: World, monkeypatch: pytest.MonkeyPatch
+    backend: Backend, talk: Talk, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved = await on_disk(backend, talk)
     await two_others(talk)
@@ -162,7 +166,7 @@ async def test_a_conversation_that_goes_on_while_it_is_saved_is_not_displaced(
 
 
 async def test_what_made_room_in_vain_is_back_in_its_slot(
-    backend: LlamaRouter, talk: Talk, monkeypatch: pytest.MonkeyPatch
+    backend: Backend, talk: Talk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved = await on_disk(backend, talk)
     _, older = await two_others(talk)
@@ -181,7 +185,7 @@ async def test_what_made_room_in_vain_is_back_in_its_slot(
     assert await reused(talk, 1, "Other ! " + LONG) > 0.9 * older
 
 
-async def test_what_must_not_be_restored_displaces_nothing(backend: LlamaRouter, talk: Talk, world: World) -> None:
+async def test_what_must_not_be_restored_displaces_nothing(backend: Backend, talk: Talk, world: World) -> None:
     saved = await on_disk(backend, talk)
     await two_others(talk)
     path = world.slots / saved.snapshot

@@ -5,8 +5,27 @@ Invariant: a control knows processes (or containers, or units) and nothing of mo
 
 from __future__ import annotations
 
+import signal
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """How the last process ended: an exit code, or the signal that ended it."""
+
+    code: int | None
+    signal: int | None
+    ended_ms: int
+
+    @property
+    def clean(self) -> bool:
+        """Whether it ended of its own will and well."""
+        return self.code == 0
+
+    def __str__(self) -> str:
+        return f"exit status {self.code}" if self.signal is None else f"ended by {signal.Signals(self.signal).name}"
 
 
 class Control(Protocol):
@@ -30,6 +49,10 @@ class Control(Protocol):
 
     def pid(self) -> int | None:
         """The server's own process while it lives; None otherwise, and where it is not ours."""
+        ...
+
+    def exit_status(self) -> ExitStatus | None:
+        """How its last process ended; None while it runs, and where nobody saw it."""
         ...
 
     def log_tail(self, n: int) -> list[str] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from swapper.errors import BackendRefused
+from workers.control import ExitStatus
 
 
 class AttachControl:
@@ -32,6 +33,10 @@ class AttachControl:
         return None
 
     def pid(self) -> int | None:
+        """Not known from here."""
+        return None
+
+    def exit_status(self) -> ExitStatus | None:
         """Not known from here."""
         return None
 

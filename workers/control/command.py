@@ -23,7 +23,7 @@ from typing import cast
 import psutil
 
 from swapper.errors import BackendError, BackendRefused
-from workers.control import launcher
+from workers.control import ExitStatus, launcher
 
 START_S = 30.0
 """How long the launcher may take to answer (it waits for the disk and for another starter)."""
@@ -36,18 +36,6 @@ _SLOW_POLL_S = 0.05
 _LEFTOVER_MS = 2_000
 _EXIT_WRITTEN_S = 2.0
 _TAIL_BYTES = 256 << 10
-
-
-@dataclass(frozen=True, slots=True)
-class ExitStatus:
-    """How the last process ended: an exit code, or the signal that ended it."""
-
-    code: int | None
-    signal: int | None
-    ended_ms: int
-
-    def __str__(self) -> str:
-        return f"exit status {self.code}" if self.signal is None else f"ended by {signal.Signals(self.signal).name}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,11 +32,11 @@ async def smallest_answer(http: RouterHttp, model: Model, limit_s: float) -> Non
     """One token, one embedding or one ranking; raises BackendError when the model does not answer within `limit_s`."""
     args = Args.of(model.status.args)
     if args.matching("--rerank"):
-        body: dict[str, object] = {"model": model.id, "query": _PROMPT, "documents": [_PROMPT]}
+        body: dict[str, object] = {**http.named(model.id), "query": _PROMPT, "documents": [_PROMPT]}
         await http.post("/v1/rerank", body, limit_s=limit_s)
     elif args.matching("--embedding"):
         # Not /v1/embeddings: that one refuses a model without pooling.
-        await http.post("/embedding", {"model": model.id, "content": _PROMPT}, limit_s=limit_s)
+        await http.post("/embedding", {**http.named(model.id), "content": _PROMPT}, limit_s=limit_s)
     else:
         await _wipe(http, model.id, await _one_token(http, model.id, limit_s))
         return
@@ -48,7 +48,8 @@ async def smallest_answer(http: RouterHttp, model: Model, limit_s: float) -> Non
 
 async def _one_token(http: RouterHttp, model: str, limit_s: float) -> int:
     """The slot that answered."""
-    body: dict[str, object] = {"model": model, "prompt": _PROMPT, "n_predict": 1, "cache_prompt": False, "seed": _SEED}
+    asked: dict[str, object] = {"prompt": _PROMPT, "n_predict": 1, "cache_prompt": False, "seed": _SEED}
+    body = {**http.named(model), **asked}
     answer = await http.post("/completion", body, limit_s=limit_s)
     return msgspec.json.decode(answer, type=_Completion).id_slot
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import os
 import signal
 from dataclasses import dataclass
@@ -23,6 +24,12 @@ class Child:
 
     pid: int
     started: int
+
+    @classmethod
+    def of(cls, pid: int) -> Child | None:
+        """The process that has this pid now."""
+        started = _start_time(pid)
+        return cls(pid, started) if started is not None else None
 
     def alive(self) -> bool:
         """False once it is gone or a zombie (which holds no memory)."""
@@ -56,8 +63,7 @@ def find_child(model: str, port: str) -> Child | None:
         except OSError:
             continue
         if _follows(words, b"--alias", model.encode()) and _follows(words, b"--port", port.encode()):
-            started = _start_time(int(entry.name))
-            return Child(int(entry.name), started) if started is not None else None
+            return Child.of(int(entry.name))
     return None
 
 
@@ -73,7 +79,7 @@ async def gone(child: Child, *, timeout_s: float) -> bool:
     try:
         if child.alive():
             with contextlib.suppress(asyncio.TimeoutError):
-                async with asyncio.timeout(timeout_s):
+                async with asyncio.timeout(timeout_s if math.isfinite(timeout_s) else None):
                     await ended.wait()
         return not child.alive()
     finally:

@@ -47,7 +47,8 @@ class Keeping:
     """How the conversations of a server are kept.
 
     `slot_dir` is its --slot-save-path as this host sees it (None: nothing is saved); `path_map` rewrites prefixes of
-    model paths the server names; `state_dir` keeps the cache of model identities.
+    model paths the server names, `folder` is where those of them begin that are relative (None: not known); `state_dir`
+    keeps the cache of model identities.
     """
 
     state_dir: Path
@@ -56,6 +57,7 @@ class Keeping:
     keep: Keep
     path_map: Mapping[str, str]
     now_ms: Callable[[], int]
+    folder: Path | None = None
 
 
 _ATTEMPTS = 3
@@ -323,7 +325,7 @@ class Conversations:
             root = theirs.rstrip("/")
             if path == theirs or path.startswith(root + "/"):
                 return self._how.path_map[theirs].rstrip("/") + path[len(root) :]
-        return path
+        return str(self._how.folder / path) if self._how.folder is not None else path
 
     @contextmanager
     def _forgetting(self, name: str) -> Generator[None]:

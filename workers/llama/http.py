@@ -1,8 +1,8 @@
-"""The exact requests of llama-server's router, and what its answers mean.
+"""The exact requests of llama-server, as a router and with one model, and what its answers mean.
 
-Invariant: no request here loads or wakes a model (`autoload=false` everywhere; the model stands in the query of a
-GET and in the body of a POST), and every answer that is not a success becomes a BackendError with the server's own
-words. Touches the network only.
+Invariant: no request here loads or wakes a model (to a router `autoload=false` everywhere; the model stands in the
+query of a GET and in the body of a POST), and every answer that is not a success becomes a BackendError with the
+server's own words. Touches the network only.
 """
 
 from __future__ import annotations
@@ -76,6 +76,8 @@ class Props(msgspec.Struct, frozen=True):
         n_ctx: int = 0
 
     build_info: str = ""
+    role: str = ""
+    is_sleeping: bool = False
     model_path: str = ""
     chat_template: str = ""
     total_slots: int = 0
@@ -169,6 +171,14 @@ class RouterHttp:
             if session is not None:
                 await session.close()
 
+    def named(self, model: str) -> Mapping[str, str]:
+        """How a request's query or body says which model is meant."""
+        return {"model": model}
+
+    def harmless(self) -> Mapping[str, str]:
+        """What a request's query says so that nothing is loaded for it."""
+        return {"autoload": "false"}
+
     async def models(self) -> dict[str, Model]:
         """GET /models: every model the router knows, by its id and by each alias."""
         answer = _decode(await self._read("/models"), _Models, "/models")
@@ -210,27 +220,27 @@ class RouterHttp:
 
     async def save(self, model: str, slot: int, name: str) -> SavedSlot:
         """Save a slot; waits as long as the slot is busy. The server overwrites an existing file in place."""
-        answer = await self.post(f"/slots/{slot}", {"model": model, "filename": name}, action="save")
+        answer = await self.post(f"/slots/{slot}", {**self.named(model), "filename": name}, action="save")
         return _decode(answer, SavedSlot, "save")
 
     async def restore(self, model: str, slot: int, name: str) -> RestoredSlot:
         """Restore a slot, over what it holds. A refused restore leaves the slot empty."""
-        answer = await self.post(f"/slots/{slot}", {"model": model, "filename": name}, action="restore")
+        answer = await self.post(f"/slots/{slot}", {**self.named(model), "filename": name}, action="restore")
         return _decode(answer, RestoredSlot, "restore")
 
     async def erase(self, model: str, slot: int) -> None:
         """Empty a slot."""
-        await self.post(f"/slots/{slot}", {"model": model}, action="erase", limit_s=READ_S)
+        await self.post(f"/slots/{slot}", self.named(model), action="erase", limit_s=READ_S)
 
     async def post(
         self, path: str, body: Mapping[str, object], *, action: str | None = None, limit_s: float | None = None
     ) -> bytes:
         """One POST, never repeated. `limit_s` None: the caller bounds it."""
-        params = {"autoload": "false"} | ({"action": action} if action else {})
+        params = {**self.harmless(), **({"action": action} if action else {})}
         return await self._ask("POST", path, params, body, limit_s)
 
     async def _read(self, path: str, model: str | None = None) -> bytes:
-        params = {"autoload": "false"} | ({"model": model} if model else {})
+        params = {**self.harmless(), **(self.named(model) if model else {})}
         async for attempt in AsyncRetrying(
             stop=stop_after_attempt(3),
             wait=wait_exponential(multiplier=0.02, max=0.2),
@@ -264,6 +274,29 @@ class RouterHttp:
             raise (BackendGone if refused else BackendDown)(
                 f"{self.url}{path} does not answer: {str(error) or type(error).__name__}"
             ) from error
+
+
+class ServerHttp(RouterHttp):
+    """Client of a server with one model: no request says which."""
+
+    def named(self, model: str) -> Mapping[str, str]:
+        """There is only one."""
+        del model
+        return {}
+
+    def harmless(self) -> Mapping[str, str]:
+        """It loads nothing by itself."""
+        return {}
+
+    async def answers(self) -> bool:
+        """Whether anybody is at its address, asked once."""
+        try:
+            await self._ask("GET", "/health", {}, None, READ_S)
+        except BackendGone:
+            return False
+        except (BackendDown, BackendRefused):
+            return True
+        return True
 
 
 def _called(model: Model, name: str) -> Model:

@@ -48,6 +48,7 @@ class LlamaRouter:
         api_key: str | None = None,
         control: Control | None = None,
         path_map: Mapping[str, str] | None = None,
+        folder: Path | None = None,
         keep: Keep | None = None,
         strategy: str = "auto",
         limits: Limits | None = None,
@@ -60,7 +61,7 @@ class LlamaRouter:
         self._limits = limits or Limits()
         self._known = Known(self._http, self._events)
         self._lifecycle = Lifecycle(self._http, self._events, self._known, control, self._limits)
-        how = Keeping(state_dir, slot_dir, strategy, keep or Keep(), dict(path_map or {}), now_ms)
+        how = Keeping(state_dir, slot_dir, strategy, keep or Keep(), dict(path_map or {}), now_ms, folder)
         self._talks = Conversations(
             self._http, self._known, lambda model: find_child(model.id, model.run), how, self._limits
         )

@@ -27,15 +27,22 @@ _ECHO = re.compile(
 """What follows from any failure, whatever its cause."""
 
 
-def reasons(tail: Sequence[str], port: str) -> list[str]:
+def reasons(tail: Sequence[str], port: str | None) -> list[str]:
     """At most SHOWN lines of the log's `tail` that say why the child at `port` ended, oldest first.
 
-    Without the child's own lines all are looked through; where no line says an error, the last one stands.
+    Without the child's own lines (`port` None: it is no router's) all are looked through; where no line says an error,
+    the last one stands.
     """
+    if port is None:
+        return _said([line.strip() for line in tail])
     mark = f"[{port}]"
     begins = (i for i in reversed(range(len(tail))) if not tail[i].startswith("[") and tail[i].endswith(f" {port}"))
     tail = tail[next(begins, 0) :]  # the router's line with the child's arguments: a port comes round again
     own = [line.removeprefix(mark).strip() for line in tail if line.startswith(mark)] or [line.strip() for line in tail]
+    return _said(own)
+
+
+def _said(own: Sequence[str]) -> list[str]:
     errors = [_STAMP.sub("", line, count=1)[:_LONGEST] for line in own if _is_error(line)]
     said = list(dict.fromkeys(line for line in errors if not _ECHO.search(line))) or errors[-1:]
     if not said:
