@@ -36,6 +36,7 @@ from swapper.gateway.context import GatewayContext, Limits, ModelInfo, Target
 from swapper.gateway.member import Member
 from swapper.gateway.pipe import open_session
 from swapper.slotclaim import claimed
+from swapper.snapshots.shelf import Shelved
 from swapper.statefolder import StateFolder, writing
 from swapper.store.kept import Kept
 from swapper.store.redis import RedisStore
@@ -154,7 +155,7 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
         await _background(stack, failed, coordinator.run(), "coordinator")
         await _or_failed(coordinator.listening, failed)
         await _background(stack, failed, agent.run(), "agent")
-        context = _api(config, store, spec, live)
+        context = _api(config, store, live, front, backends)
         url = await _serve(config, context, front, stack)
         yield Running(url, store, spec, coordinator, controls, config, failed)
 
@@ -329,9 +330,22 @@ async def _or_failed(event: asyncio.Event, failed: asyncio.Future[str]) -> None:
         raise SwapperError(failed.result())
 
 
-def _api(config: Config, store: RedisStore, spec: Spec, live: _Live) -> ApiContext:
-    env = {name: _device_variables(card) for name, card in config.cards.items()}
-    return ApiContext(store=store, spec=spec, keys=config.keys, live=live, env=env, names=config.models())
+def _api(
+    config: Config, store: RedisStore, live: _Live, front: GatewayContext, backends: Mapping[str, Backend]
+) -> ApiContext:
+    owners = {name: one for name, one in backends.items() if isinstance(one, Shelved)}
+    options = {tenant: model_options(config, tenant, os.environ) for tenant in config.spec().tenants}
+    return ApiContext(
+        store=store,
+        spec=config.spec(),
+        keys=config.keys,
+        live=live,
+        env={name: _device_variables(card) for name, card in config.cards.items()},
+        names=config.models(),
+        shelves={name: shelf for name, one in owners.items() if (shelf := one.shelf()) is not None},
+        index=front.talks.index,
+        n_slots={tenant: found.n_parallel for tenant, found in options.items() if found is not None},
+    )
 
 
 def _device_variables(card: CardEntry) -> Mapping[str, str | None]:

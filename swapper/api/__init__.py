@@ -1,4 +1,7 @@
-"""The HTTP API: leases, status, swaps, events, health. `app.py` adds `routes` and `middlewares` to its application."""
+"""The HTTP API: leases, status, swaps, events, snapshots, health.
+
+`app.py` adds `routes` and `middlewares` to its application.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from swapper.api.errors import error_middleware
 from swapper.api.events import EventRoutes
 from swapper.api.leases import LeaseRoutes
 from swapper.api.problem import Problem
+from swapper.api.snapshots import SnapshotRoutes
 from swapper.api.status import StatusRoutes
 
 __all__ = ["ApiContext", "Live", "Problem", "middlewares", "routes"]
@@ -18,7 +22,8 @@ __all__ = ["ApiContext", "Live", "Problem", "middlewares", "routes"]
 
 def routes(ctx: ApiContext) -> list[web.RouteDef]:
     """Every route of the API; call `ctx.close()` when the server shuts down, before it waits for handlers."""
-    return [*LeaseRoutes(ctx).table(), *StatusRoutes(ctx).table(), *EventRoutes(ctx).table()]
+    rooms = (LeaseRoutes(ctx), StatusRoutes(ctx), EventRoutes(ctx), SnapshotRoutes(ctx))
+    return [route for room in rooms for route in room.table()]
 
 
 def middlewares(ctx: ApiContext) -> list[Middleware]:

@@ -14,6 +14,8 @@ from swapper.api.tail import Tail
 from swapper.config import ApiKey
 from swapper.core import plan
 from swapper.core.spec import CardSpec, Spec
+from swapper.snapshots.index import Index
+from swapper.snapshots.shelf import Shelf
 from swapper.store.protocol import Store
 
 
@@ -38,7 +40,9 @@ class ApiContext:
     """See the module text. `spec` may be replaced when the configuration was read again.
 
     `env` gives a card's device variables (absent: null for both), `names` every name of a model -> its tenant id
-    (`Config.models()`), `webhook_hosts` the hosts a lease may name in `webhook`.
+    (`Config.models()`), `webhook_hosts` the hosts a lease may name in `webhook`. `shelves`: the saved conversations of
+    each server that keeps any; `index`: what this process's gateway knows of conversations; `n_slots`: slots of a
+    tenant where its preset tells.
     """
 
     store: Store
@@ -48,6 +52,9 @@ class ApiContext:
     env: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict[str, Mapping[str, str | None]])
     names: Mapping[str, str] = field(default_factory=dict[str, str])
     webhook_hosts: frozenset[str] = frozenset()
+    shelves: Mapping[str, Shelf] = field(default_factory=dict[str, Shelf])
+    index: Index = field(default_factory=Index)
+    n_slots: Mapping[str, int] = field(default_factory=dict[str, int])
     keepalive_s: float = 15.0
     tail: Tail = field(init=False)
 

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 
 from swapper.core.conversations import Conversation
 from swapper.core.types import FINAL, Card, Lease, LeaseState, StepRecord, Swap
+from swapper.snapshots.shelf import Judged
 
 Json = dict[str, object]
 _PROCESS = re.compile(r"pid (?P<pid>\d+)(?: \((?P<name>.*)\))?")
@@ -137,6 +138,45 @@ def conversation_json(conversation: Conversation) -> Json:
         "result": conversation.result,
         "cache_n": conversation.cache_n,
         "reason": conversation.reason,
+    }
+
+
+def snapshot_json(judged: Judged) -> Json:
+    """A snapshot from its manifest. `refused`: why it could not be restored now, null where nothing speaks against it.
+
+    `compared`: its model runs, so that build and settings were compared as well; else only the file was looked at.
+    """
+    saved = judged.manifest
+    then = saved.fingerprint
+    return {
+        "id": saved.snapshot,
+        "model": saved.tenant,
+        "slot": saved.slot,
+        "tokens": saved.tokens,
+        "bytes": saved.bytes,
+        "strategy": saved.strategy,
+        "saved_at": iso(saved.saved_ms),
+        "used_at": iso(saved.used_ms or None),
+        "restored_at": iso(saved.restored_ms),
+        "digest": saved.digest,
+        "build": then.build,
+        "conversation": saved.id or None,
+        "refused": judged.refused,
+        "compared": judged.compared,
+        "fingerprint": {
+            "model": then.model,
+            "gguf": {"path": then.gguf.path, "digest": then.gguf.digest or None, "bytes": then.gguf.size},
+            "n_ctx_slot": then.n_ctx_slot,
+            "n_parallel": then.n_parallel,
+            "kv_unified": then.kv_unified,
+            "cache_types": list(then.cache_types),
+            "flash_attn": then.flash_attn,
+            "rope": list(then.rope),
+            "lora": list(then.lora),
+            "drafter": then.drafter or None,
+            "mmproj": then.mmproj or None,
+            "template": then.template or None,
+        },
     }
 
 

@@ -38,6 +38,7 @@ from workers.llama.known import state_of
 from workers.llama.lifecycle import Limits, patiently
 from workers.llama.quiet import Models, idle_slots
 from workers.llama.seats import Arrived, Run, cheapest, in_use, may_hold, task_of, unfit, whose
+from workers.llama.shelf import FolderShelf
 from workers.llama.slots import Keep, SlotFolder
 from workers.llama.strategy import strategies
 
@@ -316,6 +317,18 @@ class Conversations:
         if model is None or state_of(model) is not TenantState.LOADED:
             raise BackendRefused(f"{name} is {model.status.value if model else 'unknown to the router'}, not loaded")
         return model
+
+    def shelf(self, name_of: Callable[[str], str | None]) -> FolderShelf | None:
+        """The snapshots, for whoever looks at them; `name_of` gives a tenant's name at the server."""
+
+        async def now(tenant: str) -> Fingerprint | None:
+            name = name_of(tenant)
+            try:
+                return None if name is None else await self._fingerprint(await self._loaded(name))
+            except BackendError:
+                return None
+
+        return FolderShelf(self._keeper, now) if self._keeper is not None else None
 
     async def _fingerprint(self, model: Model) -> Fingerprint:
         return await self._fingerprints.of(model, (await self.run(model)).environ)

@@ -9,7 +9,7 @@ be restored stays as well, but is listed in one run only (a run: one process of 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
@@ -18,7 +18,7 @@ import structlog
 from swapper.errors import BackendError
 from swapper.snapshots.manifest import Fingerprint, Manifest
 from workers.backend import SnapshotInfo
-from workers.llama.slots import Keep, SlotFolder
+from workers.llama.slots import Keep, Removed, SlotFolder
 
 _READ_AHEAD = 8
 LISTED = 100
@@ -61,14 +61,14 @@ class Keeper:
 
     def begin(self, tenant: str, name: str) -> None:
         """A save starts; raises BackendError when the disk is too full for any."""
-        with self._disk():
+        with self.disk():
             self.folder.check_space(self._keep)
             self.folder.forget(name)
         self._runs.setdefault(tenant, _Run()).open.add(name)
 
     def size(self, name: str) -> int | None:
         """Bytes of a slot file, None when it is not there."""
-        with self._disk():
+        with self.disk():
             return self.folder.size(name)
 
     def progress(self, tenant: str) -> tuple[int | None, ...]:
@@ -77,7 +77,7 @@ class Keeper:
 
     async def drop(self, tenant: str, name: str) -> None:
         """A save came to nothing that is worth keeping."""
-        with self._disk():
+        with self.disk():
             await asyncio.to_thread(self.folder.remove, name)
         self._runs[tenant].open.discard(name)
         self._runs[tenant].saved.pop(name, None)
@@ -87,7 +87,7 @@ class Keeper:
 
         `restored`: the snapshot that was restored into this slot of this very process, which the save may replace.
         """
-        with self._disk():
+        with self.disk():
             self.folder.seal(manifest)
         run = self._runs[manifest.tenant]
         run.open.discard(manifest.snapshot)
@@ -139,6 +139,22 @@ class Keeper:
                 _log.info("snapshot removed", snapshot=removed.snapshot, why=removed.why)
         except OSError as error:
             _log.warning("old snapshots could not be removed", folder=str(self.folder.path), error=str(error))
+
+    async def remove(self, names: Collection[str]) -> None:
+        """Delete snapshots because somebody said so, whatever they are the only copy of."""
+        with self.disk():
+            for name in names:
+                await asyncio.to_thread(self.folder.remove, name)
+                _log.info("snapshot removed", snapshot=name, why="by hand")
+
+    async def prune(self) -> list[Removed]:
+        """Apply age and budget now, as after a release. What is being saved, and was in this run, stays."""
+        current = {name for run in self._runs.values() for name in (*run.saved, *run.open)}
+        with self.disk():
+            gone = await asyncio.to_thread(self.folder.prune, self._keep, self._now_ms(), current)
+        for removed in gone:
+            _log.info("snapshot removed", snapshot=removed.snapshot, why=removed.why)
+        return gone
 
     def read_ahead(self, tenant: str) -> None:
         """Begin to check the digests of the newest snapshots, so that a restore finds them known."""
@@ -204,7 +220,8 @@ class Keeper:
             _log.warning("a restore could not be noted in its manifest", snapshot=name, error=str(error))
 
     @contextmanager
-    def _disk(self) -> Generator[None]:
+    def disk(self) -> Generator[None]:
+        """What the disk refuses is a BackendError that names the folder."""
         try:
             yield
         except OSError as error:

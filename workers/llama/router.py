@@ -24,6 +24,7 @@ from workers.llama.http import Model, RouterHttp
 from workers.llama.known import Known, state_of
 from workers.llama.lifecycle import ORPHAN_S, Control, Lifecycle, Limits
 from workers.llama.roster import Roster
+from workers.llama.shelf import FolderShelf
 from workers.llama.slots import Keep
 
 _START_POLL_S = 0.05
@@ -116,6 +117,10 @@ class LlamaRouter:
     async def restore(self, tenant: str, snapshot: str, slot: int, room: Room | None = None) -> Restored:
         """See `Conversations.restore`."""
         return await self._talks.restore(tenant, self._roster.configured(tenant), snapshot, slot, room)
+
+    def shelf(self) -> FolderShelf | None:
+        """See `Conversations.shelf`."""
+        return self._talks.shelf(lambda t: self._roster.configured(t) if self._roster.has(t) else None)
 
     async def release(self, tenant: str, *, limit_ms: int) -> None:
         """Unload, and return when /models says so and the child is gone; after `limit_ms` the child is killed."""

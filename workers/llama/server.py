@@ -22,6 +22,7 @@ from workers.llama.conversations import Conversations, Keeping
 from workers.llama.http import Model, ServerHttp
 from workers.llama.known import state_of
 from workers.llama.lifecycle import Limits
+from workers.llama.shelf import FolderShelf
 from workers.llama.slots import Keep
 from workers.llama.standing import Standing
 from workers.llama.why import reasons
@@ -130,6 +131,10 @@ class LlamaServer:
     async def restore(self, tenant: str, snapshot: str, slot: int, room: Room | None = None) -> Restored:
         """See `Conversations.restore`."""
         return await self._talks.restore(tenant, self._name(tenant), snapshot, slot, room)
+
+    def shelf(self) -> FolderShelf | None:
+        """See `Conversations.shelf`."""
+        return self._talks.shelf(lambda tenant: tenant if tenant == self._tenant else None)
 
     async def release(self, tenant: str, *, limit_ms: int) -> None:
         """End the process, after `limit_ms` by KILL; returns when it is gone and its address is silent."""
