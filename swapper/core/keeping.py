@@ -83,9 +83,10 @@ def plan_saves(draft: Draft, tenant: str, slots: Sequence[Mapping[str, int]]) ->
     if keeping.strategy is Strategy.OFF:
         why = "; ".join(keeping.demoted.values()) or "its conversations are not kept (strategy off)"
         return tuple(_cold(c, why, Strategy.OFF) for c in known)
-    if keeping.strategy is Strategy.REPLAY:
-        return tuple(_to_replay(c) if c.gateway else _cold(c, _NO_TEXT, Strategy.REPLAY) for c in known)
     found = _in_slots(slots, known)
+    if keeping.strategy is Strategy.REPLAY:
+        texts = [_to_replay(c) if c.gateway else _cold(c, _NO_TEXT, Strategy.REPLAY) for c in known]
+        return (*texts, *_unnamed(tenant, [use for use in slots if use["slot"] not in found], len(known) - len(found)))
     configured = draft.spec.tenants.get(tenant)
     sweep = configured is None or configured.sweep
     rewind = keeping.strategy is Strategy.REWIND
@@ -108,6 +109,14 @@ def plan_saves(draft: Draft, tenant: str, slots: Sequence[Mapping[str, int]]) ->
     recalls.sort(key=lambda c: -c.used_ms)
     named = [replace(c, snapshot=plan.snapshot_name(tenant, token, f"c{k}")) for k, c in enumerate(recalls)]
     return (*as_they_are, *named)
+
+
+def _unnamed(tenant: str, slots: Sequence[Mapping[str, int]], may_be: int) -> Iterable[Conversation]:
+    """Slots whose conversation nobody knows, where only texts are kept; `may_be` of them may be one that is known."""
+    why = "nobody knows whose conversation this is, and this model's can only be read again from their text"
+    for use in slots[max(may_be, 0) :]:
+        line = Conversation(tenant, use["slot"], f"slot {use['slot']}", use["tokens"], 0, strategy=Strategy.REPLAY)
+        yield replace(line, result=ProofResult.COLD, reason=why)
 
 
 _NO_TEXT = "it was not in a slot, and its last request is not kept, so that it could not be recalled"

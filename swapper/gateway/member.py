@@ -126,6 +126,11 @@ class Member:
             await self.close()
             raise
 
+    def _failed_by_a_bug(self, task: asyncio.Task[None]) -> None:
+        """An answer that never comes would keep a swap waiting for ever."""
+        if not task.cancelled() and task.exception() is not None:
+            self._ended(task)
+
     def _ended(self, task: asyncio.Task[None]) -> None:
         """A loop that ends by a bug takes the others along: the membership lapses and swaps go on without us."""
         if task.cancelled():
@@ -283,6 +288,7 @@ class Member:
             task = asyncio.create_task(self._finish(record, command, outcome))
             self._pending[task] = command.tenant
             task.add_done_callback(self._pending.pop)
+            task.add_done_callback(self._failed_by_a_bug)
 
     def _execute(self, command: Command) -> Report | Later:
         """Do what the command says, and what is to be answered, now or once drained."""

@@ -10,6 +10,7 @@ tokens are back to 0 once the answer is complete.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from swapper.snapshots.conversation import Match, Relation
 
 TAIL_BYTES = 1 << 20
 """How much of the end of an answer is kept: `/completion` repeats its whole prompt in the last event."""
+LOOK_S = 5.0
+"""How long a look at the slots may take."""
 HEAD_BYTES = 1 << 14
 LAST_EVENTS = 6
 """How many events from the end are parsed to find the numbers."""
@@ -266,9 +269,10 @@ async def read_slots(target: Target, session: aiohttp.ClientSession) -> list[Slo
     """`GET /slots` of the model; nothing where the server does not tell."""
     params = {"model": target.model, "autoload": "false"} if target.router else None
     try:
-        async with session.get(
-            target.url + "/slots", params=params, headers=target.auth(), timeout=aiohttp.ClientTimeout(total=5)
-        ) as answer:
+        async with (
+            asyncio.timeout(LOOK_S),
+            session.get(target.url + "/slots", params=params, headers=target.auth()) as answer,
+        ):
             return _slots.decode(await answer.read()) if answer.status == 200 else []
     except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
         return []

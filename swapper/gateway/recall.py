@@ -11,11 +11,14 @@ keep it from looking in the cache). `verbose` makes a chat answer name its slot.
 
 from __future__ import annotations
 
+import asyncio
+import io
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 import msgspec
+from yarl import URL
 
 from swapper.gateway.child import Child
 from swapper.gateway.context import Target
@@ -97,14 +100,13 @@ async def recall(
     Where the answer does not name its slot, the one whose task changed is taken: nothing else may run in the model.
     """
     before = {line.id: line.id_task for line in await read_slots(target, session)}
-    base = target.url if child is None else child.url
-    params = {"autoload": "false"} if target.router and child is None else None
+    url = URL((target.url if child is None else child.url) + request.path)
+    if target.router and child is None:
+        url = url.with_query(autoload="false")
     headers = {"Content-Type": "application/json", **({} if child is not None else target.auth())}
-    timeout = aiohttp.ClientTimeout(total=limit_s)
-    body = recall_body(request, target.model)
     try:
-        async with session.post(base + request.path, data=body, params=params, headers=headers, timeout=timeout) as got:
-            status, text = got.status, await got.read()
+        async with asyncio.timeout(limit_s):
+            status, text = await _post(session, url, recall_body(request, target.model), headers)
     except TimeoutError:
         raise RecallFailed(f"it was not in the server's cache any more (not read within {limit_s:g} s)") from None
     except (aiohttp.ClientError, OSError) as error:
@@ -112,6 +114,17 @@ async def recall(
     if status != 200:
         raise RecallFailed(f"the server refused it: HTTP {status}: {text[:300].decode(errors='replace')}")
     return await _read(text, target, session, before)
+
+
+async def _post(session: aiohttp.ClientSession, url: URL, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+    """However it ends, the connection is closed or back in the pool: who is given up must be seen to have left."""
+    upstream = await session.post(url, data=io.BytesIO(body), headers=headers, allow_redirects=False)
+    try:
+        return upstream.status, await upstream.content.read()
+    finally:
+        if not upstream.content.at_eof():
+            upstream.close()
+        upstream.release()
 
 
 async def _read(text: bytes, target: Target, session: aiohttp.ClientSession, before: dict[int, int | None]) -> Recalled:

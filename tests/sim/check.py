@@ -242,7 +242,8 @@ class Check:
         """N3: each conversation of a swap that ended was saved or stated; came back or is stated cold."""
         for talk in swap.conversations:
             if talk.tenant in swap.to and not swap.back and swap.outcome == "done":
-                if not talk.restored and not (talk.result is ProofResult.COLD and talk.reason):
+                later = talk.kept or talk.strategy == "replay"
+                if not talk.restored and not later and not (talk.result is ProofResult.COLD and talk.reason):
                     self.fail(f"swap {swap.id} ends with {talk.snapshot} neither back nor stated cold (N3)")
             elif talk.tenant in swap.from_ and swap.outcome == "done" and not talk.saved and not talk.reason:
                 self.fail(f"swap {swap.id} ends with slot {talk.slot} of {talk.tenant} neither saved nor stated (N3)")
@@ -251,7 +252,8 @@ class Check:
         why = f" ({talk.reason})" if talk.reason else ""
         self._say(f"  {talk.snapshot or talk.tenant} {codec.conversation_state(talk)}{why}")
         if talk.result is ProofResult.WARM:
-            seen = self.seen.reused.get((talk.tenant.partition("/")[2], talk.slot), [])
+            model = talk.tenant.partition("/")[2]
+            seen = [cached for (name, _), all_ in self.seen.reused.items() if name == model for cached in all_]
             cached = talk.cache_n or 0
             if cached not in seen or (cached <= CHANCE_TOKENS and 2 * cached < talk.tokens):
                 self.fail(f"{talk.snapshot} is said to be warm by {cached} of {talk.tokens}; seen were {seen} (T1)")

@@ -226,7 +226,10 @@ def request_of(call: CallPlan, prompt: str, model: str) -> tuple[str, bytes]:
     """Path and body of a call."""
     body: dict[str, object] = {"model": model, "stream": call.stream}
     if call.chat:
-        body |= {"messages": [{"role": "user", "content": prompt}], "max_tokens": call.tokens}
+        turns = prompt.split("and ")
+        roles = ("user", "assistant")
+        messages = [{"role": roles[n % 2], "content": turn} for n, turn in enumerate(turns)]
+        body |= {"messages": messages, "max_tokens": call.tokens}
         return "/v1/chat/completions", json.dumps(body).encode()
     return "/completion", json.dumps(body | {"prompt": prompt, "n_predict": call.tokens}).encode()
 

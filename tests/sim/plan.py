@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from swapper.core.types import WorkClass
 from tests.support.fake_faults import Fault, Kind, Verb
+from tests.support.fake_slots import Attention
 
 TROUBLE_S = 40.0
 """Nothing goes wrong by itself any more after that."""
@@ -31,23 +32,27 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """One model. `required`: its conversations must be saved."""
+    """One model. `required`: its conversations must be saved. `cached`: so many its server's RAM cache has room for."""
 
     name: str
     need_mib: int
     default: bool
     parallel: int
     required: bool
+    attention: Attention = Attention.DENSE
+    cached: int = 0
+    unified: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CardPlan:
-    """One card and the models of the router beside it."""
+    """One card and the models of the router beside it; `strategy` is how their conversations are kept."""
 
     name: str
     total_mib: int
     reserve_mib: int
     models: tuple[ModelPlan, ...]
+    strategy: str = "auto"
 
     @property
     def capacity(self) -> int:
@@ -126,7 +131,7 @@ def draw(seed: int) -> Plan:
     measured = rng.random() < 0.5
     controlled = rng.random() < 0.4
     names = iter("abcdef")
-    cards = tuple(_card(rng, f"gpu{n}", names) for n in range(rng.choice((1, 1, 2))))
+    cards = tuple(_kept(seed, _card(rng, f"gpu{n}", names)) for n in range(rng.choice((1, 1, 2))))
     owners = tuple(_owner(rng, f"o{n}", cards, measured=measured) for n in range(rng.randint(2, 6)))
     calls = tuple(sorted((_call(rng, cards) for _ in range(rng.randint(6, 16))), key=lambda call: call.at))
     plan = Plan(
@@ -147,6 +152,17 @@ def _card(rng: random.Random, name: str, names: Iterator[str]) -> CardPlan:
         models.append(ModelPlan(next(names), need, default, rng.choice((1, 2)), rng.random() < 0.3))
     total = max(12_000, sum(model.need_mib for model in models if model.default)) + reserve
     return CardPlan(name, total, reserve, tuple(models))
+
+
+def _kept(seed: int, card: CardPlan) -> CardPlan:
+    """What kinds its models are of, and how conversations are kept: drawn apart, so that the rest of a plan stays."""
+    rng = random.Random(f"{seed}/{card.name}/kept")
+    kinds = (Attention.DENSE, Attention.DENSE, Attention.HYBRID, Attention.WINDOW)
+    models = tuple(
+        replace(model, attention=rng.choice(kinds), cached=rng.choice((0, 4)), unified=rng.random() < 0.25)
+        for model in card.models
+    )
+    return replace(card, models=models, strategy=rng.choice(("auto", "auto", "rewind", "replay")))
 
 
 def _owner(rng: random.Random, name: str, cards: tuple[CardPlan, ...], *, measured: bool) -> OwnerPlan:

@@ -149,6 +149,7 @@ class Serving:
             server=place.server,
             state_dir=world.folder,
             slot_dir=place.slot_dir,
+            strategy=place.plan.strategy,
             control=_Control(place.router, world) if world.plan.controlled else None,
             keep=Keep(free_bytes=0),
             limits=LIMITS,

@@ -83,7 +83,16 @@ class World:
             path = self.folder / f"{model.name}.gguf"
             path.write_bytes(b"GGUF" + bytes(20) + model.name.encode())
             models.append(
-                FakeModel(model.name, str(path), parallel=model.parallel, vram_mib=model.need_mib, stop_timeout_s=3)
+                FakeModel(
+                    model.name,
+                    str(path),
+                    parallel=model.parallel,
+                    kv_unified=model.unified,
+                    cached=model.cached,
+                    attention=model.attention,
+                    vram_mib=model.need_mib,
+                    stop_timeout_s=3,
+                )
             )
         pace = self.plan.pace
         router = WatchedRouter(

@@ -75,6 +75,7 @@ class FakeChild:
         self._working: set[asyncio.Task[Any]] = set()
         self._others: set[asyncio.Task[Any]] = set()
         self._deferred: list[asyncio.Future[None]] = []
+        self._cache: list[Slot] = []
         self._tasks = itertools.count()
         self._waking = asyncio.Lock()
         house.vram.take(self._holder, model.vram_mib)
@@ -189,7 +190,22 @@ class FakeChild:
             finally:
                 self._deferred.remove(turn)
         slot.busy = True
+        if pinned < 0:
+            self._from_cache(slot, prompt)
         return slot
+
+    def _from_cache(self, slot: Slot, prompt: list[int]) -> None:
+        """What is more like the prompt comes from the RAM cache; what it takes the place of goes there.
+
+        With one cache for all slots, so do the conversations of all others that are idle.
+        """
+        room = self.model.cached
+        if 2 * slot.common(prompt) < len(slot.tokens):
+            slot.cache(self._cache, room)
+        slot.fetch(prompt, self._cache)
+        for other in self.slots if self.model.kv_unified else ():
+            if other is not slot and not other.busy:
+                other.cache(self._cache, room)
 
     def _free_slot(self, pinned: int, prompt: list[int]) -> Slot | None:
         if pinned >= 0:

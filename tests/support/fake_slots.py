@@ -32,7 +32,10 @@ class Attention(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FakeModel:
-    """One model of the preset. `n_ctx` is that of all slots together, `shape` what a slot file has in common."""
+    """One model of the preset. `n_ctx` is that of all slots together, `shape` what a slot file has in common.
+
+    `cached`: so many conversations fit its RAM cache.
+    """
 
     name: str
     path: str = ""
@@ -40,6 +43,7 @@ class FakeModel:
     parallel: int = 2
     n_ctx: int = 8192
     kv_unified: bool = False
+    cached: int = 0
     attention: Attention = Attention.DENSE
     shape: str = "llama"
     state_bytes: int = 64
@@ -80,6 +84,20 @@ class Slot:
     def empty(self) -> None:
         """Hold nothing."""
         self.tokens, self.restored, self.worthless = [], False, False
+
+    def cache(self, into: list[Slot], room: int) -> None:
+        """Leave what it holds in the server's RAM cache, and hold it no longer."""
+        if self.tokens and room:
+            into.append(Slot(-1, self.tokens, restored=self.restored, worthless=self.worthless))
+            del into[:-room]
+        self.empty()
+
+    def fetch(self, prompt: list[int], cache: list[Slot]) -> None:
+        """Take from the RAM cache what is more like the prompt than what it holds."""
+        best = max(cache, key=lambda one: one.common(prompt), default=None)
+        if best is not None and best.common(prompt) > self.common(prompt):
+            cache.remove(best)
+            self.tokens, self.restored, self.worthless = best.tokens, best.restored, best.worthless
 
     def common(self, prompt: list[int]) -> int:
         """How many tokens at the beginning are the same."""

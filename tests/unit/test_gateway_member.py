@@ -350,7 +350,7 @@ async def test_an_answer_that_names_its_slot_needs_no_question() -> None:
 async def test_what_cannot_be_told_apart_stays_unproved_until_it_can() -> None:
     async with serve(opened=False) as gateway:
         await restored(gateway)
-        gateway.upstream.slots = [slot(0, 11, 2990, 30), slot(1, 12, 2990, 30)]
+        gateway.upstream.slots = [slot(0, 11, 2990, 30), slot(1, 12, 2990, 30), {"id": 2, "is_processing": True}]
         gateway.upstream.scripts = [Stream().put(*finished(2990, 30)), Stream().put(*finished(3030, 20))]
         await gateway.call(STREAM)
         await gateway.member.talks.idle()
