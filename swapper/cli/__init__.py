@@ -30,6 +30,7 @@ COMMANDS = {
     "explain": ("swapper.cli.explain", "Why a lease waits, or what a swap does, in one sentence."),
     "status": ("swapper.cli.status", "What is on which card, and who waits."),
     "swaps": ("swapper.cli.swaps", "Swaps, and each step of one."),
+    "snapshots": ("swapper.cli.snapshots", "Saved conversations: list, delete, and prove that they come back."),
     "events": ("swapper.cli.events", "The event log."),
 }
 

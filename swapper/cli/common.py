@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -161,6 +162,27 @@ def mib(value: object) -> str:
     if not isinstance(value, int):
         return "?"
     return f"{value / 1024:.4g} GiB" if value >= 1024 else f"{value} MiB"
+
+
+def size(count: int) -> str:
+    """Bytes for people: `262 MiB`."""
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if amount < 1024:
+            return f"{amount:.3g} {unit}"
+        amount /= 1024
+    return f"{amount:.4g} GiB"
+
+
+def ago(moment: str | None, now: datetime | None = None) -> str:
+    """How long before now an RFC 3339 time was: `3 min`; nothing for none."""
+    if moment is None:
+        return ""
+    gone = max(((now or datetime.now(UTC)) - datetime.fromisoformat(moment)).total_seconds(), 0.0)
+    for limit, seconds, unit in ((120, 1, "s"), (7_200, 60, "min"), (172_800, 3_600, "h")):
+        if gone < limit:
+            return f"{gone // seconds:.0f} {unit}"
+    return f"{gone // 86_400:.0f} d"
 
 
 def out_of_time(lease: Mapping[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, cast
+from urllib.parse import quote
 
 import aiohttp
 
@@ -114,6 +115,22 @@ class SwapperClient:
     async def swap(self, swap_id: str) -> Json:
         """One swap with its steps and conversations."""
         return await self._call("GET", f"/api/swaps/{swap_id}")
+
+    async def snapshots(self, **query: str | int | None) -> Json:
+        """A page of saved conversations, the last used first: `model`, `limit`, `cursor`."""
+        return await self._call("GET", "/api/snapshots", query=query)
+
+    async def snapshot(self, name: str) -> Json:
+        """One saved conversation."""
+        return await self._call("GET", f"/api/snapshots/{quote(name, safe='')}")
+
+    async def prune_snapshots(self) -> Json:
+        """Apply age and budget now: `items` with the reason of each, and their `bytes`. Needs an admin key."""
+        return await self._call("POST", "/api/snapshots/prune")
+
+    async def purge_snapshots(self, model: str | None = None, *, force: bool = False) -> Json:
+        """Delete all (of a model); `kept` are those still needed, unless `force`. Needs an admin key."""
+        return await self._call("DELETE", "/api/snapshots", query={"model": model, "force": 1 if force else None})
 
     async def events(self, *, since: str | None = None, follow: bool = True) -> AsyncIterator[Event]:
         """Events after `since` (`0`: all that is retained; None: only new ones). Following, it reconnects itself."""

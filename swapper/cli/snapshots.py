@@ -1,0 +1,142 @@
+"""`swapper snapshots ...`: which conversations are saved, what is known of each, and deleting them."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from swapper.cli.common import Json, Server, ago, console, print_json, server_options, size
+from swapper.errors import SwapperError
+
+_SAVED = ("model", "conversation", "slot", "strategy", "build", "digest")
+
+
+@click.group(epilog="Example: swapper snapshots list")
+def snapshots() -> None:
+    """Saved conversations: look at them, delete them, prove that they come back."""
+
+
+@snapshots.command("list", epilog="Example: swapper snapshots list qwen3.6-27b")
+@click.argument("model", required=False)
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="So many at most.")
+@server_options
+def list_(server: Server, as_json: bool, model: str | None, limit: int) -> None:
+    """Saved conversations (of a model), the last used first.
+
+    What could not be restored now says why. Where its model does not run only the file was looked at, and build and
+    settings are compared when it is loaded.
+    """
+    page = server.call(lambda client: client.snapshots(model=model, limit=limit))
+    if as_json:
+        return print_json(page)
+    if not page["items"]:
+        return click.echo("nothing is saved" if model is None else f"nothing is saved of {model}")
+    from rich.table import Table
+
+    table = Table("snapshot", "model", box=None)
+    for heading in ("tokens", "size", "saved", "used"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("strategy", "restorable"):
+        table.add_column(heading)
+    for item in page["items"]:
+        figures = (f"{item['tokens']:,}", size(item["bytes"]), ago(item["saved_at"]), ago(item["used_at"]))
+        table.add_row(item["id"], item["model"], *figures, item["strategy"], _restorable(item))
+    console().print(table)
+    if page["next_cursor"] is not None:
+        click.echo(f"and more: --limit {limit} was reached", err=True)
+    return None
+
+
+def _restorable(item: Json) -> str:
+    if item["refused"]:
+        return f"no: {item['refused']}"
+    return "yes" if item["compared"] else "yes, as far as its file tells: the model does not run"
+
+
+@snapshots.command(epilog="Example: swapper snapshots show llama_qwen3.6-27b.1883206385664001.0.kv")
+@click.argument("snapshot", metavar="SNAPSHOT")
+@server_options
+def show(server: Server, as_json: bool, snapshot: str) -> None:
+    """All that is known of one: what was saved, when, under which model, build and settings."""
+    found = server.call(lambda client: client.snapshot(snapshot))
+    if as_json:
+        return print_json(found)
+    out = console()
+    out.print(f"{found['id']}: {found['tokens']:,} tokens, {size(found['bytes'])}", soft_wrap=True)
+    out.print(f"  restorable: {_restorable(found)}", soft_wrap=True)
+    for name in ("saved", "used", "restored"):
+        moment = found[f"{name}_at"]
+        out.print(f"  {name}: {moment} ({ago(moment)} ago)" if moment else f"  {name}: never, or nobody knows")
+    for name in _SAVED:
+        out.print(f"  {name}: {found[name] if found[name] is not None else 'not known'}", soft_wrap=True)
+    out.print("  saved under:")
+    for name, value in found["fingerprint"].items():
+        if value not in (None, [], ""):
+            out.print(f"    {name}: {_plain(value)}", soft_wrap=True)
+    return None
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {one}" for name, one in value.items() if one is not None)  # pyright: ignore[reportUnknownVariableType]
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)  # pyright: ignore[reportUnknownArgumentType]
+
+
+@snapshots.command(epilog="Example: swapper snapshots prune")
+@server_options
+def prune(server: Server, as_json: bool) -> None:
+    """Apply `keep` and `budget` of the configuration now, and say what went and why.
+
+    It happens by itself after every release. What may be the only copy of a conversation goes by age alone.
+    """
+    found = server.call(lambda client: client.prune_snapshots())
+    if as_json:
+        return print_json(found)
+    for item in found["items"]:
+        click.echo(f"{item['id']} ({size(item['bytes'])}): {item['why']}")
+    return click.echo(_freed(found) if found["items"] else "nothing had to go")
+
+
+@snapshots.command(epilog="Example: swapper snapshots purge qwen3.6-27b --yes")
+@click.argument("model", required=False)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--force", is_flag=True, help="Also those that are needed: by a swap, or by a model that is to come back."
+)
+@server_options
+def purge(server: Server, as_json: bool, model: str | None, yes: bool, force: bool) -> None:
+    """Delete all saved conversations (of a model). They are lost, unless they are in the server as well."""
+    if not yes:
+        _ask(server, model)
+    found = server.call(lambda client: client.purge_snapshots(model, force=force))
+    if as_json:
+        return print_json(found)
+    for item in found["kept"]:
+        click.echo(f"{item['id']} stays: {item['why']} (--force deletes it)", err=True)
+    return click.echo(_freed(found) if found["items"] else "nothing was deleted")
+
+
+def _ask(server: Server, model: str | None) -> None:
+    """Raises SwapperError where nobody can be asked, click.Abort where the answer is no."""
+    if not on_a_terminal():
+        raise SwapperError("purge deletes conversations for good and nobody can be asked here: say --yes")
+    page = server.call(lambda client: client.snapshots(model=model, limit=1000))
+    found = page["items"]
+    more = "at least " if page["next_cursor"] is not None else ""
+    of = "" if model is None else f" of {model}"
+    total = size(sum(item["bytes"] for item in found))
+    click.confirm(f"Delete {more}{_count(len(found))}{of} ({total}) for good?", abort=True, err=True)
+
+
+def on_a_terminal() -> bool:
+    """Whether somebody can be asked."""
+    return sys.stdin.isatty()
+
+
+def _count(number: int) -> str:
+    return "1 saved conversation" if number == 1 else f"{number} saved conversations"
+
+
+def _freed(found: Json) -> str:
+    return f"{_count(len(found['items']))} deleted, {size(found['bytes'])} freed"
