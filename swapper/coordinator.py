@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import cast
 
 import structlog
@@ -19,7 +19,7 @@ from swapper.core import clock, machine, reuse, rollback, tend, turn
 from swapper.core.apply import apply
 from swapper.core.commit import Commit, Committed
 from swapper.core.spec import Spec
-from swapper.core.turn import busy, card_of
+from swapper.core.turn import Seen, busy, card_of
 from swapper.core.types import Card, Report, Swap, World
 from swapper.errors import StoreDown
 from swapper.store.protocol import Inputs, Store
@@ -38,16 +38,6 @@ CONFLICT_S = 0.002
 BACKOFF_S = 0.5
 
 
-@dataclass(slots=True)
-class Seen:
-    """What the agents last said: tenant states, card readings, marks, and which hosts have said hello."""
-
-    hosts: set[str] = field(default_factory=set[str])
-    states: dict[str, str] = field(default_factory=dict[str, str])
-    readings: dict[str, Mapping[str, object]] = field(default_factory=dict[str, Mapping[str, object]])
-    marks: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
-
-
 class Coordinator:
     """Events in, decisions committed, commands out. `new_id` gives a fresh, time-sortable id for a prefix."""
 
@@ -55,7 +45,6 @@ class Coordinator:
         self._store = store
         self._spec = spec
         self._new_id = new_id
-        self._idle_since: dict[str, int] = {}
         self._after = "$"
         self._caught_up = False
         self._world: World | None = None
@@ -149,7 +138,7 @@ class Coordinator:
                 await self._step(world, look, step_ms)
                 continue
             followed_ms = 0 if self._looked is None else look.stepped_ms - self._looked.stepped_ms
-            self._idle_since = {card: ms + followed_ms for card, ms in self._idle_since.items()}
+            self.seen.idle_since.update({card: ms + followed_ms for card, ms in self.seen.idle_since.items()})
             self._token = max(self._token, world.token)
             self._looked, self._world = look, world
         return self._world
@@ -203,7 +192,7 @@ class Coordinator:
         self.seen.states.update(cast("Mapping[str, str]", report.data.get("tenants", {})))
         self.seen.readings.update(cast("Mapping[str, Mapping[str, object]]", report.data.get("cards", {})))
         marks = cast("Mapping[str, tuple[int, int]]", report.data.get("marks", {}))
-        self.seen.marks.update({card: (token, n) for card, (token, n) in marks.items()})
+        self.seen.carried_out.update({card: (token, n) for card, (token, n) in marks.items()})
         mark = cast("int", report.data.get("mark", 0))
         if report.executor.removeprefix("agent:") not in self.seen.hosts or mark > (await self._look()).token:
             await self._meet(report.executor, mark)  # its hello may have come while nobody listened
@@ -244,21 +233,10 @@ class Coordinator:
     def _next(self, world: World, answers: Sequence[Report]) -> Commit | None:
         for name in self._spec.cards:
             if busy(world, self._spec, name):
-                self._idle_since[name] = world.now_ms
+                self.seen.idle_since[name] = world.now_ms
             else:
-                self._idle_since.setdefault(name, world.now_ms)
-        return turn.decide(world, self._spec, self._sight(), answers, lambda: self._new_id("sw"))
-
-    def _sight(self) -> turn.Sight:
-        seen = self.seen
-        free = {card: reading.get("free_mib") for card, reading in seen.readings.items()}
-        return turn.Sight(
-            hosts=seen.hosts,
-            states=seen.states,
-            free_mib={card: mib for card, mib in free.items() if isinstance(mib, int)},
-            carried_out=seen.marks,
-            idle_since=self._idle_since,
-        )
+                self.seen.idle_since.setdefault(name, world.now_ms)
+        return turn.decide(world, self._spec, self.seen, answers, lambda: self._new_id("sw"))
 
     async def _decide(self, decide: Callable[[World], Commit | None]) -> bool:
         """Read, decide, commit; on a conflict again. True when something was written."""

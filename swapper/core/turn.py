@@ -1,4 +1,4 @@
-"""One turn of the coordinator as one decision: all that answers, the clock, the agents' sight and the policy ask for.
+"""One turn of the coordinator as one decision: all that answers, the clock, what agents saw and the policy ask for.
 
 Invariant: the commit is what deciding and committing one thing after the other would have left behind, written at
 once; where that cannot be told as one write (a lease that changes twice) it ends before, and the next call goes on.
@@ -8,7 +8,6 @@ Deciding again on the same answers is harmless: an answer that was taken is awai
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from swapper.core import intruder, machine, policy
@@ -22,29 +21,34 @@ AT_ONCE = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """What the agents last said, and what is remembered beside the store.
+class Seen:
+    """What the agents last said, and what is remembered beside the store; whoever owns it keeps it up to date.
 
-    `hosts`: those whose agent said hello. `states`: tenant id -> TenantState. `free_mib`: card -> the probe's reading.
+    `hosts`: those whose agent said hello. `states`: tenant id -> TenantState. `readings`: card -> the probe's reading.
     `carried_out`: card -> the (token, n) up to which its agent had carried out everything when it looked.
     `idle_since`: card -> since when no call runs or waits, ms.
     """
 
-    hosts: AbstractSet[str] = frozenset()
-    states: Mapping[str, str] = field(default_factory=dict[str, str])
-    free_mib: Mapping[str, int] = field(default_factory=dict[str, int])
-    carried_out: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
-    idle_since: Mapping[str, int] = field(default_factory=dict[str, int])
+    hosts: set[str] = field(default_factory=set[str])
+    states: dict[str, str] = field(default_factory=dict[str, str])
+    readings: dict[str, Mapping[str, object]] = field(default_factory=dict[str, Mapping[str, object]])
+    carried_out: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    idle_since: dict[str, int] = field(default_factory=dict[str, int])
+
+    def free_mib(self, card: str) -> int | None:
+        """What the probe says is free; None where it has not said."""
+        free = self.readings.get(card, {}).get("free_mib")
+        return free if isinstance(free, int) else None
 
 
 def decide(
-    world: World, spec: Spec, sight: Sight, answers: Sequence[Report], new_swap: Callable[[], str]
+    world: World, spec: Spec, seen: Seen, answers: Sequence[Report], new_swap: Callable[[], str]
 ) -> Commit | None:
     """What to write now; None when everything is at rest. Call again after it was written: there may be more.
 
     `answers` are taken in order, then each card does what is due, and then the policy starts what is worth starting.
     """
-    fold = _Fold(world, spec, sight, new_swap)
+    fold = _Fold(world, spec, seen, new_swap)
     for report in answers:
         if not fold.add(machine.on_report(fold.world, spec, report)):
             return fold.commit
@@ -80,11 +84,11 @@ def _tenants_of(spec: Spec, card: str) -> set[str]:
 class _Fold:
     """Decisions joined into one commit, each made on the world that the ones before it leave."""
 
-    def __init__(self, world: World, spec: Spec, sight: Sight, new_swap: Callable[[], str]) -> None:
+    def __init__(self, world: World, spec: Spec, seen: Seen, new_swap: Callable[[], str]) -> None:
         self.world = world
         self.commit: Commit | None = None
         self._spec = spec
-        self._sight = sight
+        self._seen = seen
         self._new_swap = new_swap
 
     def add(self, commit: Commit | None) -> bool:
@@ -98,21 +102,21 @@ class _Fold:
         return True
 
     def due(self, name: str) -> Commit | None:
-        """What the clock or the agents' sight asks of a card."""
+        """What the clock, or what agents saw, asks of a card."""
         card = card_of(self.world, name)
         due = machine.on_time(self.world, self._spec, card)
         if due is not None or not self._fresh(card):
             return due
         tenants = _tenants_of(self._spec, name)
-        states = {t: s for t, s in self._sight.states.items() if t in tenants}
-        return machine.on_observed(self.world, self._spec, card, states, self._sight.free_mib.get(name))
+        states = {t: s for t, s in self._seen.states.items() if t in tenants}
+        return machine.on_observed(self.world, self._spec, card, states, self._seen.free_mib(name))
 
     def start(self, name: str) -> Commit | None:
         """The swap the policy chooses for a card, once the agent beside it is known to be there."""
-        if self._spec.cards[name].host not in self._sight.hosts:
+        if self._spec.cards[name].host not in self._seen.hosts:
             return None
         world, card = self.world, card_of(self.world, name)
-        idle = world.now_ms if busy(world, self._spec, name) else self._sight.idle_since.get(name, world.now_ms)
+        idle = world.now_ms if busy(world, self._spec, name) else self._seen.idle_since.get(name, world.now_ms)
         choice = policy.choose(world, self._spec, card, idle_since_ms=idle)
         if choice is None:
             return None
@@ -120,4 +124,4 @@ class _Fold:
 
     def _fresh(self, card: Card) -> bool:
         """Only what was seen after the newest command was carried out may contradict the card."""
-        return self._sight.carried_out.get(card.name, (0, 0)) >= (intruder.proving(card) or card.ordered)
+        return self._seen.carried_out.get(card.name, (0, 0)) >= (intruder.proving(card) or card.ordered)

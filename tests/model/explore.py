@@ -97,12 +97,12 @@ def _key(state: State) -> bytes:
     sent = sorted((c.token, c.n, c.executor) for c in state.sent)
     marks = sorted((lane or "", pair) for lane, pair in state.marks.items())
     ended = sorted((name, lease.state) for name, lease in state.ended.items())
-    rest = (state.budget, sorted(state.loaded), state.gate, state.in_flight, sorted(state.alive), _sight(state), ended)
+    rest = (state.budget, sorted(state.loaded), state.gate, state.in_flight, sorted(state.alive), _seen(state), ended)
     return repr(([codec.encode(_unversioned(world)) for world in views], newest, told, sent, marks, rest)).encode()
 
 
-def _sight(state: State) -> object:
-    loaded, alive, marks = state.sight
+def _seen(state: State) -> object:
+    loaded, alive, marks = state.seen
     return sorted(loaded), alive, marks
 
 
@@ -177,13 +177,13 @@ class _Model:
         return news
 
     def _decide(self, state: State, world: World, report: Report | None) -> Commit | None:
-        loaded, alive, marks = state.sight
+        loaded, alive, marks = state.seen
         states = {t: "loaded" if t in loaded else "unloaded" for t in self._spec.tenants}
         used = plan.needs(self._spec, loaded)
-        free = {CARD: 0 if alive else self._spec.cards[CARD].total_mib - used}
-        sight = turn.Sight({"main"}, states, free, {CARD: marks})
+        free = 0 if alive else self._spec.cards[CARD].total_mib - used
+        seen = turn.Seen({"main"}, states, {CARD: {"free_mib": free}}, {CARD: marks})
         answers = (report,) if report else ()
-        return turn.decide(world, self._spec, sight, answers, lambda: f"sw_{world.next_token}")
+        return turn.decide(world, self._spec, seen, answers, lambda: f"sw_{world.next_token}")
 
     def _executors(self, state: State) -> Iterator[tuple[str, State | None]]:
         for command in state.sent:
@@ -196,7 +196,7 @@ class _Model:
             if spent and command.verb in ("load", "release", "drain", "vacate"):
                 yield self._tried(f"!agent fails at {what}"), agent(spent, command, self._rules, fails=True)
         seen = (state.loaded, bool(state.alive), carried_out(state))
-        yield self._tried("agent tells what it sees"), replace(state, sight=seen)
+        yield self._tried("agent tells what it sees"), replace(state, seen=seen)
         if state.in_flight:
             yield self._tried("the call is answered"), replace(state, in_flight=0)
 

@@ -51,7 +51,7 @@ class Budget:
 class State:
     """Everything. `sent` and `said` only grow (a crash of the coordinators forgets `said`): any of them may be taken
     again, late, in any order. `view` is what the second coordinator read some time ago. `alive`: leases whose holder
-    runs. `loaded`: tenants in VRAM. `sight`: what the agent last told, (loaded, a holder seen, carried out).
+    runs. `loaded`: tenants in VRAM. `seen`: what the agent last told, (loaded, a holder seen, carried out).
     """
 
     world: World
@@ -65,7 +65,7 @@ class State:
     gate: tuple[int, bool] = (0, False)
     in_flight: int = 0
     alive: frozenset[str] = frozenset()
-    sight: tuple[frozenset[str], bool, Pair] = (frozenset(), False, (0, 0))
+    seen: tuple[frozenset[str], bool, Pair] = (frozenset(), False, (0, 0))
     ended: Mapping[str, Lease] = field(default_factory=dict[str, Lease])
     granted: Mapping[str, int] = field(default_factory=dict[str, int])
 

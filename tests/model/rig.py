@@ -54,8 +54,8 @@ class Rig:
         self.orders: list[Command] = []
         self.heard: list[Report] = []
         self.asked: list[str] = []
-        self.looks: list[turn.Sight] = []
-        self.sight = turn.Sight({"main"})
+        self.looks: list[turn.Seen] = []
+        self.seen = turn.Seen({"main"})
         self._idle: dict[str, int] = {}
         self._ended: dict[str, Lease] = {}
         self._swaps: dict[str, Swap] = {}
@@ -155,16 +155,17 @@ class Rig:
         overtaken = card.swap is not None and card.swap.token == report.token
         return machine.retoken(world, self.spec, card, world.next_token) if overtaken else None
 
-    def look(self) -> turn.Sight:
+    def look(self) -> turn.Seen:
         """What the agent sees now, to be told at once or later."""
         states = {t: "loaded" if t in self.machine.loaded else "unloaded" for t in self.spec.tenants}
         free = {card: self.machine.free_mib(card) for card in self.spec.cards}
-        sight = turn.Sight({"main"}, states, free, {card: self.agent.carried_out(card) for card in self.spec.cards})
-        self.looks.append(sight)
-        return sight
+        carried_out = {card: self.agent.carried_out(card) for card in self.spec.cards}
+        seen = turn.Seen({"main"}, states, {card: {"free_mib": mib} for card, mib in free.items()}, carried_out)
+        self.looks.append(seen)
+        return seen
 
-    def see(self, sight: turn.Sight) -> None:
-        self.sight = sight
+    def see(self, seen: turn.Seen) -> None:
+        self.seen = seen
         self.settle()
 
     def prove(self, swap_id: str, at: int, result: ProofResult) -> None:
@@ -203,8 +204,8 @@ class Rig:
             if turn.busy(world, self.spec, card):
                 self._idle[card] = world.now_ms
             self._idle.setdefault(card, world.now_ms)
-        sight = replace(self.sight, idle_since=dict(self._idle))
-        return turn.decide(world, self.spec, sight, answers, lambda: self.name("sw"))
+        seen = replace(self.seen, idle_since=dict(self._idle))
+        return turn.decide(world, self.spec, seen, answers, lambda: self.name("sw"))
 
     def _write(self, decide: Callable[[World], Commit | None]) -> bool:
         world = self.read()

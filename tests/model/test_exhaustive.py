@@ -23,7 +23,7 @@ def start(leases: int, budget: Budget) -> State:
     }
     card = Card(CARD, residents=(MED,))
     world = World(0, {CARD: card}, waiting, queued=leases, gateways=("g1",), gates={MED: Gate(1, open=True)})
-    return State(world, budget, loaded=frozenset({MED}), gate=(1, True), sight=(frozenset({MED}), False, (0, 0)))
+    return State(world, budget, loaded=frozenset({MED}), gate=(1, True), seen=(frozenset({MED}), False, (0, 0)))
 
 
 def kept(found: Explored, at_least: int) -> bool:

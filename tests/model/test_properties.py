@@ -187,17 +187,17 @@ class Everything(RuleBasedStateMachine):
 
     @rule(waits=st.booleans())
     def the_agent_looks(self, waits: bool) -> None:
-        sight = self.rig.look()
+        seen = self.rig.look()
         if not waits:
-            self.rig.see(sight)
+            self.rig.see(seen)
 
     @precondition(lambda self: bool(self.rig.looks))
     @rule(data=st.data())
     def an_old_look_is_told(self, data: st.DataObject) -> None:
-        sight = data.draw(st.sampled_from(self.rig.looks[-6:]))
-        self.rig.see(sight)
+        seen = data.draw(st.sampled_from(self.rig.looks[-6:]))
+        self.rig.see(seen)
         before = self.rig.read()
-        self.rig.see(sight)
+        self.rig.see(seen)
         assert self.rig.read() == before
 
     @precondition(lambda self: bool(self.rig.machine.loaded))

@@ -16,8 +16,8 @@ import pytest
 from swapper.cli.arrival import OBSERVED_S, Arrivals, observed, watch
 from swapper.cli.serve import greeting
 from swapper.config import loads
-from swapper.coordinator import Seen
 from swapper.core.spec import Spec
+from swapper.core.turn import Seen
 from swapper.core.types import Gate, World
 from swapper.demo.models import make_models
 from swapper.errors import StoreDown

@@ -7,16 +7,16 @@ from dataclasses import replace
 from swapper.core import machine
 from swapper.core.apply import apply
 from swapper.core.commit import Commit, LeaseChange
-from swapper.core.turn import Sight, card_of, decide
+from swapper.core.turn import Seen, card_of, decide
 from swapper.core.types import Card, Command, Fault, LeaseState, Report, World, answer_to
 from tests.support.play import GIB, MED, SAVED, SLOTS, Play, granted, spec, tenant
 
-SEEN = Sight(hosts={"main"})
+SEEN = Seen(hosts={"main"})
 
 
-def turned(play: Play, *answers: Report, sight: Sight = SEEN) -> Commit | None:
+def turned(play: Play, *answers: Report, seen: Seen = SEEN) -> Commit | None:
     """One turn on the world of the play, applied to it."""
-    commit = decide(play.world, play.spec, sight, answers, lambda: "sw_next")
+    commit = decide(play.world, play.spec, seen, answers, lambda: "sw_next")
     if commit is not None:
         play.apply(commit)
     return commit
@@ -103,7 +103,7 @@ def test_two_cards_start_in_one_commit_with_tokens_that_rise() -> None:
 def test_nothing_starts_beside_an_agent_that_is_not_known_to_be_there() -> None:
     play = Play(spec(tenant("med")))
     play.enqueue("a")
-    assert turned(play, sight=Sight()) is None
+    assert turned(play, seen=Seen()) is None
     assert turned(play) is not None
 
 
@@ -111,9 +111,9 @@ def test_what_was_seen_before_the_newest_command_was_carried_out_does_not_end_a_
     play = Play(spec(tenant("med")))
     fault = Fault("held by encode (pid 9)", 8 * GIB, 0, retry_ms=play.world.now_ms + 60_000)
     play.world = replace(play.world, cards={"gpu0": replace(play.card, fault=fault, ordered=(9, 4))})
-    before = Sight({"main"}, {}, {"gpu0": 24 * GIB}, {"gpu0": (9, 3)})
-    assert turned(play, sight=before) is None
-    turned(play, sight=replace(before, carried_out={"gpu0": (9, 4)}))
+    before = Seen({"main"}, {}, {"gpu0": {"free_mib": 24 * GIB}}, {"gpu0": (9, 3)})
+    assert turned(play, seen=before) is None
+    turned(play, seen=replace(before, carried_out={"gpu0": (9, 4)}))
     assert play.card.fault is None
 
 
