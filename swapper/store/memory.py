@@ -60,7 +60,7 @@ class _Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class Copy:
     """What the store held at one moment; for `MemoryStore.rollback`."""
 
     library: Library
@@ -100,13 +100,13 @@ class MemoryStore:
         """Serve again, with all that was written."""
         self._up = True
 
-    def snapshot(self) -> Snapshot:
+    def copy(self) -> Copy:
         """A copy to go back to."""
-        return Snapshot(self._library.copy())
+        return Copy(self._library.copy())
 
-    def rollback(self, snapshot: Snapshot) -> None:
+    def rollback(self, copy: Copy) -> None:
         """What was written since is lost, stream ids included: a server started on an older copy. Cuts every call."""
-        self._library = snapshot.library.copy()
+        self._library = copy.library.copy()
         self._cut()
 
     @property

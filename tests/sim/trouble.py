@@ -86,7 +86,7 @@ class Troubles:
 
     async def _rollback(self, trouble: Trouble) -> None:
         world = self._world
-        stored, fold = world.store.snapshot(), world.check.fold.copy()
+        stored, fold = world.store.copy(), world.check.fold.copy()
         await asyncio.sleep(trouble.seconds)
         world.store.down()
         await asyncio.sleep(RESTART_S)

@@ -105,7 +105,7 @@ async def test_a_store_that_is_down_answers_nobody_and_keeps_everything(twin: Me
 
 async def test_going_down_while_a_call_is_under_way_loses_the_answer_not_the_write(twin: MemoryStore) -> None:
     asking = asyncio.create_task(ask(twin, "a"))
-    await until(lambda: asking.done() or bool(twin.snapshot().library.leases.queue()))
+    await until(lambda: asking.done() or bool(twin.copy().library.leases.queue()))
     twin.down()
     twin.up()
     with pytest.raises(StoreDown):
@@ -127,7 +127,7 @@ async def test_a_rolled_back_store_is_what_it_was_then_ids_included(twin: Memory
     await ask(twin, "a")
     token = await grant(twin, "a")
     await twin.commit(Commit(commands=(ORDER,), swaps=(SWAP,)), now_ms=NOW)
-    then, at = await everything(twin), twin.snapshot()
+    then, at = await everything(twin), twin.copy()
     await twin.heartbeat("a", token, now_ms=NOW + 5)
     await twin.end("a", token, now_ms=NOW + 5)
     await ask(twin, "b")

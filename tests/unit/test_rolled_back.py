@@ -61,7 +61,7 @@ async def test_what_is_pending_in_the_older_copy_goes_out_again_once_the_agents_
     await rig.say("hello", mark=0)
     await rig.store.enqueue(LeaseRequest("me"), lease_id="a", max_queue=9)
     first = await rig.order()
-    older = rig.store.snapshot()
+    older = rig.store.copy()
     await rig.store.report(answer_to(first, "ok"))
     await asyncio.sleep(0.5)
     await rig.store.end("a", first.token)
