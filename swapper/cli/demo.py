@@ -19,6 +19,8 @@ from swapper.demo.stage import CARD, MODEL, Stage, stage
 from swapper.demo.table import as_json, show
 from swapper.log import setup as setup_logging
 
+TTL_S = 30
+
 
 @click.command(epilog="Example: swapper demo --json")
 @click.option("--keep", is_flag=True, help="Keep everything running afterwards, until Ctrl-C.")
@@ -74,17 +76,25 @@ async def _demo(*, keep: bool, json_: bool) -> int:
 
 async def _keep(on: Stage, told: Console) -> None:
     async with on.swapper() as server:
-        chat = json.dumps({"model": MODEL, "max_tokens": 16, "messages": [{"role": "user", "content": "hello"}]})
-        lease = json.dumps({"card": CARD, "label": "by hand", "ttl_s": 30})
-        content = "-H 'Content-Type: application/json'"
-        for line in (
-            f"swapper at {server.url}, llama-server at {on.router}. Try:",
-            f"  curl -s {server.url}/api/status",
-            f"  curl -s {server.url}/v1/chat/completions {content} -d '{chat}'",
-            f"  curl -s '{server.url}/api/leases?wait=30' {content} -d '{lease}'",
-            "The last one takes the card for 30 s. Give it back earlier with the id and the token of its answer:",
-            f"  curl -s -X DELETE '{server.url}/api/leases/ID?token=TOKEN'",
-            f"Ctrl-C, or kill {os.getpid()}, ends both servers and removes {on.folder}.",
-        ):
+        grace_s = on.config.policy.grace_ms // 1000
+        for line in what_to_try(server.url, on.router, grace_s=grace_s):
             told.print(line, soft_wrap=True, markup=False)
+        told.print(f"Ctrl-C, or kill {os.getpid()}, ends both servers and removes {on.folder}.", soft_wrap=True)
         await asyncio.Event().wait()
+
+
+def what_to_try(url: str, router: str, *, grace_s: int) -> tuple[str, ...]:
+    """The lines for who wants to go on by hand. `grace_s`: how long a card waits for a holder that nobody sees."""
+    chat = json.dumps({"model": MODEL, "max_tokens": 16, "messages": [{"role": "user", "content": "hello"}]})
+    lease = json.dumps({"card": CARD, "label": "by hand", "ttl_s": TTL_S})
+    content = "-H 'Content-Type: application/json'"
+    return (
+        f"swapper at {url}, llama-server at {router}. Try:",
+        f"  curl -s {url}/api/status",
+        f"  curl -s {url}/v1/chat/completions {content} -d '{chat}'",
+        f"  curl -s '{url}/api/leases?wait=30' {content} -d '{lease}'",
+        "The chat is a third conversation, and the model has two slots: it takes the one used least recently.",
+        f"The last takes the card. It expires after {TTL_S} s without a heartbeat; {grace_s} s later the model comes",
+        "back, as nobody sees whether the holder has ended. To give it back at once, with the id and token it got:",
+        f"  curl -s -X DELETE '{url}/api/leases/ID?token=TOKEN'",
+    )

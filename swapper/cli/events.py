@@ -37,6 +37,6 @@ def _line(event: Event) -> str:
     stamp = event.id.partition("-")[0]
     at = f"{datetime.fromtimestamp(int(stamp) / 1000):%H:%M:%S.%f}"[:-3] if stamp.isdecimal() else stamp
     data = event.data
-    said = data.get("explain") or data.get("reason") or data.get("text") or data.get("cause") or ""
+    said = data.get("reason") or data.get("explain") or data.get("text") or data.get("cause") or ""
     state = data.get("state") or ""
     return f"{event.id}  {at}  {event.type:<12} {data.get('id', '')} {state}  {said}".rstrip()

@@ -34,7 +34,7 @@ PORTABLE_SETTINGS = {"flash-attn": "off", "threads": "1", "threads-batch": "2"}
 _T = TypeVar("_T")
 
 _CONFIG = """\
-listen: 127.0.0.1:0
+listen: 127.0.0.1:{listen}
 state_dir: {state}
 cards:
   {card}: {{probe: declared, vram: 24GiB}}
@@ -84,14 +84,9 @@ async def stage(say: Callable[[str], None]) -> AsyncGenerator[Stage]:
         say(said)
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(vanishing_folder())
-        layers = PORTABLE_LAYERS if llama.portable else SHAPES[MODEL].layers
-        say(f"making a tiny model of {layers} layers (random weights: it answers gibberish, but it computes for real)")
-        models = make_models(folder, [MODEL], layers=layers)
-        settings = PORTABLE_SETTINGS if llama.portable else {}
-        write_preset(folder / "presets.ini", models, parallel=2, ctx=CONTEXT, defaults=settings)
-        (folder / "slots").mkdir()
         port = _free_port()
-        config = _config(folder, llama, port)
+        path = furnish(folder, llama, port, say)
+        config = _loaded(path)
         control = control_of(SERVER, config.tenants[SERVER], config)
         stack.push_async_callback(lambda: _to_the_end(control.stop(STOP_MS)))
         say(f"starting the store, llama-server ({llama.version}, router mode) and swapper")
@@ -109,9 +104,27 @@ async def _to_the_end(work: Coroutine[Any, Any, _T]) -> _T:
         raise
 
 
-def _config(folder: Path, llama: LlamaServer, port: int) -> Config:
-    command = [
-        *_without_settings(),
+def furnish(folder: Path, llama: LlamaServer, port: int, say: Callable[[str], None], *, listen: int = 0) -> Path:
+    """Put a tiny model, its preset, a slot folder and a configuration into the folder (absolute); returns the last.
+
+    `port` is for llama-server, `listen` for swapper, where 0 lets the system choose.
+    """
+    layers = PORTABLE_LAYERS if llama.portable else SHAPES[MODEL].layers
+    say(f"making a tiny model of {layers} layers (random weights: it answers gibberish, but it computes for real)")
+    models = make_models(folder, [MODEL], layers=layers)
+    settings = PORTABLE_SETTINGS if llama.portable else {}
+    write_preset(folder / "presets.ini", models, parallel=2, ctx=CONTEXT, defaults=settings)
+    (folder / "slots").mkdir(exist_ok=True)
+    command = json.dumps([*_without_settings(), *router_command(folder, llama, port)])
+    names = {"card": CARD, "model": MODEL, "state": STATE, "server": SERVER}
+    path = folder / "swapper.yaml"
+    path.write_text(_CONFIG.format(listen=listen, port=port, command=command, **names))
+    return path
+
+
+def router_command(folder: Path, llama: LlamaServer, port: int) -> list[str]:
+    """How the llama-server of a furnished folder is started, as a router that leaves all decisions to swapper."""
+    return [
         *llama.command,
         *("--models-preset", str(folder / "presets.ini")),
         "--no-models-autoload",
@@ -120,10 +133,12 @@ def _config(folder: Path, llama: LlamaServer, port: int) -> Config:
         *("--slot-save-path", str(folder / "slots")),
         *("--host", "127.0.0.1", "--port", str(port)),
     ]
-    text = _CONFIG.format(card=CARD, model=MODEL, port=port, command=json.dumps(command), state=STATE, server=SERVER)
-    (folder / "swapper.yaml").write_text(text)
+
+
+def _loaded(path: Path) -> Config:
+    """The configuration as it stands there, whatever the caller's shell sets for another one."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("SWAPPER__")}
-    return loads(text, folder=folder, environ=environ, name="swapper.yaml", path=folder / "swapper.yaml")
+    return loads(path.read_text(), folder=path.parent, environ=environ, name="swapper.yaml", path=path)
 
 
 def _without_settings() -> list[str]:

@@ -15,7 +15,7 @@ from swapper.cli import COMMANDS, cli
 from swapper.cli.common import SEARCHED, Duration
 from swapper.config.load import SEARCH
 from swapper.core.commit import Commit, Committed
-from swapper.core.types import Demand, WorkClass
+from swapper.core.types import Demand, LeaseState, WorkClass
 from tests.support.api import Served, key, served
 from tests.unit.test_api_status import SWAP
 from tests.unit.test_cli import CONFIG, swapper
@@ -127,3 +127,11 @@ async def test_a_client_needs_one_key_and_not_every_secret_of_the_configuration(
         absent = await asyncio.wait_for(swapper(*ask, env=none), 30)
     assert absent.exit_code == 2
     assert absent.stderr == "a key is needed: give one with --key or SWAPPER_KEY, or set ANN or OPS\n"
+
+
+async def test_the_event_of_a_lease_that_ended_says_why_it_ended_and_not_how_it_was_granted(api: Served) -> None:
+    granting = asyncio.create_task(api.granted_when_queued())
+    await swapper("lease", "request", "--wait", "60s", "--url", api.url)
+    await api.change(await granting, LeaseState.EXPIRED, reason="no heartbeat for 30 s")
+    last = (await swapper("events", "--url", api.url)).stdout.splitlines()[-1]
+    assert last.endswith("expired  no heartbeat for 30 s")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import stat
 import sys
 from dataclasses import replace
@@ -13,7 +14,10 @@ from typing import Any
 import pytest
 
 import presets
-from swapper.demo import server, show
+from swapper.cli.demo import TTL_S, what_to_try
+from swapper.config import load
+from swapper.config.advice import advise
+from swapper.demo import server, show, tiny
 from swapper.demo.models import SHAPES, make_models, write_preset
 from swapper.demo.show import Outcome
 from swapper.demo.table import as_json
@@ -177,3 +181,38 @@ async def test_a_media_job_that_can_do_nothing_at_all_is_an_error(monkeypatch: p
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(SwapperError, match="media job failed"):
         await show.work()
+
+
+def test_what_may_be_tried_by_hand_says_when_the_card_comes_back_and_how_to_give_it_back() -> None:
+    lines = what_to_try("http://h:1", "http://h:2", grace_s=40)
+    said = " ".join(lines)
+    assert f"expires after {TTL_S} s without a heartbeat; 40 s later the model comes back" in said
+    assert lines[-1] == "  curl -s -X DELETE 'http://h:1/api/leases/ID?token=TOKEN'"
+    bodies = [json.loads(line.rpartition(" -d ")[2].strip("'")) for line in lines if " -d " in line]
+    assert [body.get("ttl_s") for body in bodies] == [None, TTL_S]
+
+
+def test_a_folder_to_try_in_is_one_that_serve_takes_and_its_command_stands_there_for_a_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llama = server.LlamaServer(("env", "LD_PRELOAD=/a b.so", "llama-server-vulkan"), "1", portable=True)
+    monkeypatch.setattr(tiny, "find_llama_server", lambda: llama)
+    folder = tmp_path / "my try"
+    said = tiny.lay_out(folder)
+    config = load(folder / "swapper.yaml", {})
+    assert [str(one) for one in advise(config, {}) if one.error] == []
+    assert config.tenants["llama"].command[-1] == str(tiny.PORT)
+    assert f"swapper serve -c '{folder / 'swapper.yaml'}'" in said
+    assert shlex.split(said.splitlines()[-1]) == [*config.tenants["llama"].command]
+    assert (folder / "slots").is_dir()
+
+
+def test_a_configuration_that_is_there_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "swapper.yaml"
+    path.write_text("mine")
+    assert tiny.main([str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"Error: {path} is there already; choose another folder, or remove it\n"
+    assert path.read_text() == "mine"
+    assert list(tmp_path.iterdir()) == [path]
+    assert tiny.main([]) == 2
+    assert "usage: python -m swapper.demo.tiny FOLDER" in capsys.readouterr().err
