@@ -16,8 +16,17 @@ from swapper.api import bodies
 from swapper.api.context import ApiContext
 from swapper.api.leases import view_lease
 from swapper.api.problem import Problem
-from swapper.api.views import Json, card_json, conversation_json, holder_json, iso, swap_json
-from swapper.core.conversations import Conversation
+from swapper.api.views import (
+    Json,
+    card_json,
+    conversation_json,
+    holder_json,
+    index_json,
+    iso,
+    keeping_json,
+    swap_json,
+)
+from swapper.core.conversations import Conversation, Keeping
 from swapper.core.explain import explain_demand
 from swapper.core.spec import TenantSpec
 from swapper.core.types import Card, Demand, Swap, World
@@ -26,6 +35,7 @@ from swapper.errors import StoreDown
 READY_S = 1.0
 """So long `/ready` waits for the store: who asks often must not wait as long as a call that wants something of it."""
 _RECENT_SWAPS = 50
+OFF = Keeping(strategies=())
 
 
 class StatusRoutes:
@@ -164,12 +174,13 @@ class StatusRoutes:
             "resident": tenant.id in card.residents,
             "open": gate is not None and gate.open,
             "need_mib": tenant.need_mib,
-            "strategy": "slots" if tenant.save else "off",
+            **keeping_json(card.keeping.get(tenant.id) if tenant.save else OFF),
             "default": tenant.default,
             "pinned": tenant.pinned,
             "evict": "never" if tenant.evict_never else "by-policy",
             "failure": None if failure is None else failure.reason,
             "conversations": [conversation_json(found) for found in _conversations(tenant.id, swaps)],
+            **index_json(self._ctx.index, tenant.id, self._ctx.n_slots.get(tenant.id)),
         }
 
     def _demand_view(self, world: World, demand: Demand) -> Json:

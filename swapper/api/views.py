@@ -10,8 +10,9 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 
-from swapper.core.conversations import Conversation
+from swapper.core.conversations import Conversation, Keeping
 from swapper.core.types import FINAL, Card, Lease, LeaseState, StepRecord, Swap
+from swapper.snapshots.index import Index
 from swapper.snapshots.shelf import Judged
 
 Json = dict[str, object]
@@ -138,6 +139,38 @@ def conversation_json(conversation: Conversation) -> Json:
         "result": conversation.result,
         "cache_n": conversation.cache_n,
         "reason": conversation.reason,
+    }
+
+
+def keeping_json(keeping: Keeping | None) -> Json:
+    """How a tenant's conversations are kept; `strategy` is null while its agent has not said what suits the model.
+
+    `demoted` names the strategies that are not used any more, each with what was seen.
+    """
+    if keeping is None:
+        return {"strategy": None, "strategies": [], "demoted": {}}
+    return {
+        "strategy": keeping.strategy,
+        "strategies": list(keeping.strategies),
+        "demoted": dict(keeping.demoted),
+    }
+
+
+def index_json(index: Index, tenant: str, n_slots: int | None) -> Json:
+    """What this process's gateway knows of a tenant's conversations: how many are where, and what prompts cost so far.
+
+    `reread`: tokens that were read again though they had been read before, by cause. `advice` is null while there is
+    little to spare.
+    """
+    counts = index.counts(tenant)
+    return {
+        "places": dict(index.places(tenant)),
+        "prompt_tokens": {
+            "cached": counts.cached,
+            "processed": counts.processed,
+            "reread": {why: tokens for why, tokens in counts.reread.items() if tokens},
+        },
+        "advice": index.advice(tenant, n_slots),
     }
 
 

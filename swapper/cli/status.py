@@ -28,11 +28,13 @@ def _tell(found: Json) -> None:
         for line in _card_notes(card):
             out.print(f"  {line}", soft_wrap=True)
         tenants = [tenant for tenant in found["tenants"] if tenant["card"] == card["name"]]
-        table = Table("  tenant", "state", "needs", "gate", "conversations", "", box=None)
+        table = Table("  tenant", "state", "needs", "gate", "kept by", "conversations", "", box=None)
         for tenant in tenants:
             table.add_row(*_tenant_cells(tenant))
         if tenants:
             out.print(table)
+        for line in (note for tenant in tenants for note in _tenant_notes(tenant)):
+            out.print(f"  {line}", soft_wrap=True)
     for lease in found["leases"]:
         out.print(lease_line(lease))
         out.print(f"  {lease['explain']}", soft_wrap=True)
@@ -71,14 +73,38 @@ def _holder(holder: Json) -> str:
 
 
 def _tenant_cells(tenant: Json) -> tuple[str, ...]:
-    talks = tenant["conversations"]
-    tokens = sum(talk["tokens"] for talk in talks)
     marks = [name for name in ("default", "pinned") if tenant[name]]
     return (
         f"  {tenant['id']}",
         tenant["state"] or "not observed",
         mib(tenant["need_mib"]),
         "open" if tenant["open"] else "closed",
-        f"{len(talks)} ({tokens} tokens)" if talks else "",
+        tenant["strategy"] or "",
+        _talks(tenant),
         ", ".join(marks),
     )
+
+
+_PLACES = {"server": "in the server", "disk": "on disk", "cold": "cold"}
+
+
+def _talks(tenant: Json) -> str:
+    """Where its conversations are, as far as the gateway knows; else what the last swap carried."""
+    known = ", ".join(f"{tenant['places'][place]} {said}" for place, said in _PLACES.items() if tenant["places"][place])
+    carried = tenant["conversations"]
+    if known or not carried:
+        return known
+    return f"{len(carried)} ({sum(talk['tokens'] for talk in carried)} tokens) in the last swap"
+
+
+def _tenant_notes(tenant: Json) -> list[str]:
+    """What is to be said of it beyond its line in the table."""
+    notes = [f"{tenant['id']}: {why}" for why in tenant["demoted"].values()]
+    cost = tenant["prompt_tokens"]
+    again = ", ".join(f"{tokens:,} {why}" for why, tokens in cost["reread"].items())
+    if again:
+        total = cost["cached"] + cost["processed"]
+        notes.append(f"{tenant['id']}: of {total:,} prompt tokens were read again: {again}")
+    if tenant["advice"]:
+        notes.append(f"{tenant['id']}: {tenant['advice']}")
+    return notes

@@ -179,7 +179,7 @@ async def test_the_status_tells_cards_tenants_leases_and_demand(api: Served, htt
     assert [(found["id"], found["position"]) for found in status["leases"]] == [(lease["id"], 1)]
     assert status["queued"] == 1
     med = status["tenants"][0]
-    assert (med["state"], med["resident"], med["open"], med["strategy"]) == ("loaded", True, True, "slots")
+    assert (med["state"], med["resident"], med["open"], med["strategy"]) == ("loaded", True, True, None)
     assert med["conversations"][0]["tokens"] == 4096
     demand = status["demand"][0]
     assert (demand["tenant"], demand["class"], demand["waiting"]) == ("llama/med", "interactive", 2)
