@@ -23,6 +23,7 @@ from aiohttp import web
 from swapper import api
 from swapper.api import ApiContext
 from swapper.api.ids import new_id
+from swapper.backends import backend_of
 from swapper.config import Config
 from swapper.config.advice import model_options
 from swapper.config.schema import CardEntry, TenantEntry
@@ -45,14 +46,11 @@ from workers.backend import Backend
 from workers.control import Control
 from workers.control.attach import AttachControl
 from workers.control.command import CommandControl
-from workers.llama.router import LlamaRouter
-from workers.llama.slots import Keep
 from workers.marks import Marks
 from workers.vram.declared import Declared
 
 log = structlog.get_logger(__name__)
 
-MIB = 1024 * 1024
 SHUTDOWN_S = 2.0
 ALERT_RETRY_S = 1.0
 LOOK_S = 2.0
@@ -139,7 +137,7 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
         store = await _store(config, folder, stack, failed)
         spec = config.spec()
         controls = {name: control_of(name, entry, config) for name, entry in config.tenants.items()}
-        backends = {name: _backend(name, entry, config, spec, controls[name]) for name, entry in config.tenants.items()}
+        backends = {name: backend_of(name, entry, config, controls[name]) for name, entry in config.tenants.items()}
         for backend in backends.values():
             stack.push_async_callback(backend.close)
         await asyncio.gather(*(backend.start() for backend in backends.values()))
@@ -204,22 +202,6 @@ def control_of(name: str, entry: TenantEntry, config: Config) -> Control:
     return AttachControl(name)
 
 
-def _backend(name: str, entry: TenantEntry, config: Config, spec: Spec, control: Control) -> Backend:
-    keep = entry.snapshots
-    return LlamaRouter(
-        cast("str", entry.url),
-        tenants={t.id: t.id.removeprefix(f"{name}/") for t in spec.tenants.values() if t.server == name},
-        server=name,
-        state_dir=config.state_dir,
-        slot_dir=entry.slot_dir if keep.strategy != "off" else None,
-        api_key=os.environ.get(entry.api_key_env) if entry.api_key_env else None,
-        control=control,
-        path_map=entry.path_map,
-        strategy=keep.strategy,
-        keep=Keep(age_ms=keep.keep_ms, bytes=keep.budget_mib * MIB if keep.budget_mib else None),
-    )
-
-
 def _probes(spec: Spec, host: str) -> Mapping[str, Declared]:
     needs = {t.id: t.need_mib for t in spec.tenants.values()}
     return {
@@ -280,16 +262,15 @@ def _strict(config: Config, server: str) -> bool:
 
 
 def _target(config: Config, tenant: str) -> Target:
-    server, _, model = tenant.partition("/")
-    entry = config.tenants[server]
+    entry, model = config.tenants[config.server_of(tenant)], config.name_of(tenant)
     key = os.environ.get(entry.api_key_env) if entry.api_key_env else None
     return Target(tenant, cast("str", entry.url), model, key, router=entry.kind == "llama-router")
 
 
 def _model(config: Config, tenant: str) -> ModelInfo:
-    _, _, model = tenant.partition("/")
+    _, one = config.served()[tenant]
     options = model_options(config, tenant, os.environ)
-    return ModelInfo(model, tenant, config.model(tenant).aliases, options.context_per_slot() if options else None)
+    return ModelInfo(one.name, tenant, one.names[1:], options.context_per_slot() if options else None)
 
 
 async def _background(

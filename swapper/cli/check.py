@@ -19,10 +19,13 @@ import click
 from swapper.cli.common import SEARCHED, print_json
 from swapper.config import Config, TenantEntry, load
 from swapper.config.advice import advise, advise_live, model_options
+from swapper.config.served import ONE_MODEL, served
 from swapper.errors import ConfigError, StoreDown
 from swapper.slotclaim import taken
 
 _TIMEOUT_S = 5.0
+_LOADING = 503
+_WHO = {"llama-router": "llama-server in router mode", "llama-server": "llama-server"}
 _SWAPPER = (
     "a swapper answers there and no llama-server: write the router's own address; swapper's clients come to `listen`"
 )
@@ -112,9 +115,10 @@ async def _server(
             why = str(error) or "no answer in time"
             yield Finding(True, f"tenants.{server}.url: {entry.url}: {why}; start the server, or correct the address")
         return
-    for one in advise_live(config, server, models, props):
+    for one in advise_live(config, server, models, props) if entry.kind not in ONE_MODEL else ():
         yield Finding(one.error, str(one))
-    for missing in filter(None, (_missing_file(config, server, model, environ) for model in entry.models)):
+    tenants = served(server, entry)
+    for missing in filter(None, (_missing_file(config, server, one.tenant, environ) for one in tenants)):
         yield missing
 
 
@@ -122,20 +126,22 @@ def _count(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
-def _missing_file(config: Config, server: str, model: str, environ: Mapping[str, str]) -> Finding | None:
+def _missing_file(config: Config, server: str, tenant: str, environ: Mapping[str, str]) -> Finding | None:
     """A model file that the preset names with its whole path and that is not here: a warning, since it may be there."""
-    options = model_options(config, f"{server}/{model}", environ)
+    options = model_options(config, tenant, environ)
     setting = options.settings.get("model") if options is not None else None
     if setting is None or not os.path.isabs(setting.value) or config.tenants[server].path_map:
         return None
     if os.path.exists(setting.value):
         return None
-    text = f"{server}: [{model}] model = {setting.value}: no such file here, its load would fail"
-    return Finding(False, f"{text}; correct the path in the preset")
+    plain = config.tenants[server].kind in ONE_MODEL
+    where, what = ("command", "--model ") if plain else ("preset", f"[{config.name_of(tenant)}] model = ")
+    text = f"{server}: {what}{setting.value}: no such file here, its load would fail"
+    return Finding(False, f"{text}; correct the path in the {where}")
 
 
 async def _ask(entry: TenantEntry, environ: Mapping[str, str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """`GET /models` and `GET /props` of a router. Raises OSError, TimeoutError, ValueError."""
+    """`GET /models` and `GET /props`. Raises OSError, TimeoutError, ValueError (it is not of the configured kind)."""
     import aiohttp
 
     key = environ.get(entry.api_key_env) if entry.api_key_env else None
@@ -146,29 +152,33 @@ async def _ask(entry: TenantEntry, environ: Mapping[str, str]) -> tuple[list[dic
         for path in ("/models", "/props"):
             try:
                 async with session.get(f"{entry.url}{path}", params={"autoload": "false"}) as answer:
-                    body = _json(path, answer.status, await answer.read())
+                    body = _json(path, answer.status, await answer.read(), _WHO[entry.kind])
             except aiohttp.ClientConnectorError as error:
                 raise OSError(error.os_error.strerror or str(error)) from None
             except aiohttp.ClientError as error:
                 raise OSError(str(error)) from None
             if answer.status != 200 or not isinstance(body, dict):
-                raise ValueError(f"{path} answered {answer.status}, a llama-server in router mode answers 200")
+                if answer.status == _LOADING and entry.kind in ONE_MODEL:
+                    raise OSError("it is loading its model; ask again once it is there")
+                raise ValueError(f"{path} answered {answer.status}, a {_WHO[entry.kind]} answers 200")
             answers.append(cast("dict[str, Any]", body))
     models: object = answers[0].get("data")
     if not isinstance(models, list):
-        raise ValueError("/models has no list of models; is it a llama-server in router mode?")
-    if answers[1].get("role") != "router":
-        raise ValueError(
-            "this llama-server serves one model and is no router: start it with --models-preset FILE and without -m"
-        )
+        raise ValueError(f"/models has no list of models; is it a {_WHO[entry.kind]}?")
+    is_router = answers[1].get("role") == "router"
+    if is_router and entry.kind in ONE_MODEL:
+        raise ValueError("this llama-server is a router: write kind: llama-router, and its models")
+    if not is_router and entry.kind not in ONE_MODEL:
+        mend = "start it with --models-preset FILE and without -m, or write kind: llama-server"
+        raise ValueError(f"this llama-server serves one model and is no router: {mend}")
     return cast("list[dict[str, Any]]", models), answers[1]
 
 
-def _json(path: str, status: int, raw: bytes) -> object:
+def _json(path: str, status: int, raw: bytes, who: str) -> object:
     try:
         return json.loads(raw)
     except ValueError:
-        raise ValueError(f"{path} answered {status} and no JSON; is it a llama-server in router mode?") from None
+        raise ValueError(f"{path} answered {status} and no JSON; is it a {who}?") from None
 
 
 async def _is_swapper(url: str) -> bool:

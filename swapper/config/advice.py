@@ -27,6 +27,7 @@ from presets import (
 )
 from swapper.config.config import Config
 from swapper.config.schema import TenantEntry
+from swapper.config.served import ONE_MODEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +67,14 @@ def read_preset(config: Config, server: str) -> Ini | None:
 
 
 def model_options(config: Config, tenant: str, environ: Mapping[str, str]) -> ModelOptions | None:
-    """The options a tenant would be started with as far as files tell; None without a readable preset."""
-    server, _, model = tenant.partition("/")
-    ini = read_preset(config, server)
-    if ini is None:
+    """The options a tenant would be started with as far as files tell; None without a readable preset (or command)."""
+    server, model = config.server_of(tenant), config.name_of(tenant)
+    entry = config.tenants[server]
+    plain = entry.kind in ONE_MODEL
+    ini = parse("") if plain else read_preset(config, server)
+    if ini is None or (plain and not entry.command):
         return None
-    return effective(ini, model, config.tenants[server].command[1:], _inherited(config.tenants[server], environ))
+    return effective(ini, model, entry.command[1:], _inherited(entry, environ))
 
 
 def advise(config: Config, environ: Mapping[str, str]) -> list[Advice]:
@@ -101,6 +104,11 @@ def advise_live(
 
 def _server(config: Config, server: str, environ: Mapping[str, str]) -> Iterator[Advice]:
     entry = config.tenants[server]
+    if entry.kind in ONE_MODEL:
+        options = model_options(config, server, environ)
+        if options is not None:
+            yield from _losses(config, server, options, None)
+        return
     path = preset_path(config, server)
     ini = read_preset(config, server)
     if path is not None and ini is None:

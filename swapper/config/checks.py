@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from swapper.config.schema import CardEntry, Document, SnapshotsEntry, TenantEntry
+from swapper.config.served import ONE_MODEL, served
 from swapper.config.source import Source
 from swapper.config.units import show_mib
 from swapper.config.yamltext import Loc
 
-KINDS = frozenset({"llama-router"})
+KINDS = frozenset({"llama-router", "llama-server"})
 CONTROLS = frozenset({"attach", "command"})
 PROBES = frozenset({"declared"})
 LATER = "is not supported by this version"
@@ -32,7 +33,11 @@ _KEPT = {
 _COMMON = frozenset({"kind", "control", "card", "evict", "grace"})
 _EVERY = frozenset({"0.0.0.0", "::"})
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
-_ROUTER = _COMMON | {"command", "url", "api_key_env", "preset", "slot_dir", "path_map", "snapshots", "models"}
+_LLAMA = _COMMON | {"command", "url", "api_key_env", "slot_dir", "path_map", "snapshots", "models"}
+_KEYS = {"llama-router": _LLAMA | {"preset"}, "llama-server": _LLAMA | {"vram"}}
+
+
+_WHO = {"llama-router": "llama-server router", "llama-server": "llama-server"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +120,12 @@ def _tenants(document: Document, source: Source, environ: Mapping[str, str]) -> 
             yield (*loc, "control"), said
         given: dict[str, object] = source.data["tenants"][name]
         for key in given:
-            if key not in _ROUTER and entry.control in CONTROLS:
+            if key not in _KEYS[entry.kind] and entry.control in CONTROLS:
                 yield (*loc, key), f"is not a key of kind {entry.kind} with control {entry.control}"
-        yield from _router(entry, loc, environ)
+        yield from _llama(entry, loc, environ)
+        yield from _plain(entry, loc) if entry.kind in ONE_MODEL else _router(entry, loc)
         if entry.url is not None and _is_own(document.listen, entry.url):
-            said = f"is swapper's own address (listen: {document.listen}); write that of the llama-server router"
+            said = f"is swapper's own address (listen: {document.listen}); write that of the {_WHO[entry.kind]}"
             yield (*loc, "url"), f"{said}, and give the two different ports"
         yield from _models(document, name, entry)
 
@@ -138,40 +144,51 @@ def _is_own(listen: str, url: str) -> bool:
     return same and number == int(port)
 
 
-def _router(entry: TenantEntry, loc: Loc, environ: Mapping[str, str]) -> Iterator[Said]:
+def _llama(entry: TenantEntry, loc: Loc, environ: Mapping[str, str]) -> Iterator[Said]:
     if entry.control == "command" and not entry.command:
         yield loc, "control: command needs command: the server's program and its arguments"
     if entry.control == "attach" and entry.command:
         yield (*loc, "command"), "is never run with control: attach; write control: command, or remove it"
     if entry.url is None:
-        yield loc, "needs url: the router's address, like http://127.0.0.1:8080"
+        yield loc, f"needs url: the address of the {_WHO[entry.kind]}, like http://127.0.0.1:8080"
     if entry.api_key_env is not None and not environ.get(entry.api_key_env):
         yield (*loc, "api_key_env"), f"the environment variable {entry.api_key_env} is not set"
+    yield from _snapshots(entry, (*loc, "snapshots"))
+
+
+def _router(entry: TenantEntry, loc: Loc) -> Iterator[Said]:
     if entry.preset is not None and not entry.preset.is_file():
         yield (*loc, "preset"), f"{entry.preset} does not exist"
     if not entry.models:
         yield loc, "needs models: the names of the router's models, each with its vram"
-    yield from _snapshots(entry, (*loc, "snapshots"))
+
+
+def _plain(entry: TenantEntry, loc: Loc) -> Iterator[Said]:
+    if entry.control == "attach" and entry.evict != "never":
+        said = "cannot be ended with control: attach; write control: command and how it is started, or evict: never"
+        yield (*loc, "control"), said
+    if len(entry.models) > 1:
+        yield (*loc, "models"), f"a {entry.kind} has one model; leave {', '.join(list(entry.models)[1:])} out"
+    if entry.vram_mib is not None and any(one.vram_mib is not None for one in entry.models.values()):
+        yield (*loc, "vram"), "stands with its model as well; write it once"
 
 
 def _snapshots(entry: TenantEntry, loc: Loc) -> Iterator[Said]:
     keep: SnapshotsEntry = entry.snapshots
-    if keep.strategy in ("rewind", "replay"):
-        yield (*loc, "strategy"), f"strategy: {keep.strategy} {LATER}; use auto, slots or off"
     if keep.every_ms is not None:
         yield (*loc, "every"), f"saving by the clock {LATER}; remove it"
     if keep.strategy == "off":
         if keep.required:
             yield (*loc, "required"), "cannot be true with strategy: off"
-    elif entry.slot_dir is None:
+    elif entry.slot_dir is None and keep.strategy != "replay":
         yield loc[:-1], "needs slot_dir: the folder of --slot-save-path (or snapshots: {strategy: off})"
 
 
 def _models(document: Document, name: str, entry: TenantEntry) -> Iterator[Said]:
     card = document.cards.get(entry.card)
     room = (card.vram_mib or 0) - card.reserve_mib if card is not None else 0
-    for model, one in entry.models.items():
-        loc: Loc = ("tenants", name, "models", model)
+    for found in served(name, entry):
+        loc, one = found.loc, found.entry
         if one.vram_mib is None:
             yield loc, "needs vram: what it takes on the card when loaded, contexts included, like vram: 19.5GiB"
         elif isinstance(one.vram_mib, int) and 0 < room < one.vram_mib:
@@ -182,11 +199,11 @@ def _models(document: Document, name: str, entry: TenantEntry) -> Iterator[Said]
 def _names(document: Document) -> Iterator[Said]:
     owners: dict[str, str] = {}
     for server, entry in document.tenants.items():
-        for model, one in entry.models.items():
-            loc: Loc = ("tenants", server, "models", model)
-            for place, name in ((loc, model), *(((*loc, "aliases"), alias) for alias in one.aliases)):
-                other = owners.setdefault(name, f"{server}/{model}")
-                if other != f"{server}/{model}":
+        for one in served(server, entry):
+            for name in one.names:
+                place = (*one.loc, "aliases") if name in one.entry.aliases else one.loc
+                other = owners.setdefault(name, one.tenant)
+                if other != one.tenant:
                     yield place, f"{name!r} is already a name of {other}; names and aliases are unique"
 
 
@@ -197,14 +214,11 @@ def _notices(document: Document, source: Source) -> Iterator[Said]:
             yield ("policy", key), f"is read, but {said}"
     yield from _defaults(document)
     for name, entry in document.tenants.items():
-        loc: Loc = ("tenants", name, "snapshots")
         if "grace" in source.data["tenants"][name]:
             yield ("tenants", name, "grace"), "is read, but this version stops every server with the same patience"
-        if entry.snapshots.sweep:
-            yield (*loc, "sweep"), "this version saves the slots only, not what lies beyond them in the server's RAM"
-        for model, one in entry.models.items():
-            if one.ttl_ms is not None:
-                yield ("tenants", name, "models", model, "ttl"), "this version does not unload idle models"
+        for one in served(name, entry):
+            if one.entry.ttl_ms is not None:
+                yield (*one.loc, "ttl"), "this version does not unload idle models"
 
 
 def _defaults(document: Document) -> Iterator[Said]:
@@ -213,12 +227,13 @@ def _defaults(document: Document) -> Iterator[Said]:
         room = (card.vram_mib or 0) - card.reserve_mib
         taken = 0
         for server, entry in document.tenants.items():
-            for model, one in entry.models.items():
+            for found in served(server, entry):
+                one = found.entry
                 if entry.card != card_name or not one.default or one.vram_mib is None:
                     continue
                 need = one.vram_mib if isinstance(one.vram_mib, int) else room
                 if taken + need > room:
                     said = f"does not fit beside the other defaults of {card_name} ({show_mib(room - taken)} left)"
-                    yield ("tenants", server, "models", model, "default"), f"{said}; it waits for its first call"
+                    yield (*found.loc, "default"), f"{said}; it waits for its first call"
                 else:
                     taken += need

@@ -19,6 +19,7 @@ from swapper.config.schema import (
     PolicyEntry,
     TenantEntry,
 )
+from swapper.config.served import Served, served
 from swapper.core.spec import CardSpec, PolicySpec, Spec, TenantSpec
 from swapper.core.types import WorkClass
 
@@ -60,7 +61,7 @@ class Config:
 
     @property
     def tenants(self) -> Mapping[str, TenantEntry]:
-        """Servers by name, as configured; the tenants of `spec()` are their models."""
+        """Servers by name, as configured; the tenants of `spec()` are their models, see `served`."""
         return self.document.tenants
 
     @property
@@ -73,36 +74,43 @@ class Config:
         """Limits of calls by model name."""
         return self.document.gateway
 
+    def served(self) -> Mapping[str, tuple[str, Served]]:
+        """Every tenant id -> its server and what is written of it."""
+        found = ((server, one) for server, entry in self.tenants.items() for one in served(server, entry))
+        return {one.tenant: (server, one) for server, one in found}
+
+    def server_of(self, tenant: str) -> str:
+        """The configured server of a tenant id; KeyError when there is none."""
+        return self.served()[tenant][0]
+
+    def name_of(self, tenant: str) -> str:
+        """What the server of a tenant calls its model; KeyError when there is none."""
+        return self.served()[tenant][1].name
+
     def model(self, tenant: str) -> ModelEntry:
-        """The entry of a tenant id `server/model`; KeyError when there is none."""
-        server, _, name = tenant.partition("/")
-        return self.tenants[server].models[name]
+        """The entry of a tenant id; KeyError when there is none."""
+        return self.served()[tenant][1].entry
 
     def models(self) -> Mapping[str, str]:
         """Every name and alias a caller may use for a model -> its tenant id."""
-        names: dict[str, str] = {}
-        for server, entry in self.tenants.items():
-            for model, one in entry.models.items():
-                names.update(dict.fromkeys((model, *one.aliases), tenant_id(server, model)))
-        return names
+        return {name: tenant for tenant, (_, one) in self.served().items() for name in one.names}
 
     def spec(self) -> Spec:
-        """What the core needs: cards, tenants (one a model, id `server/model`) and the policy's numbers."""
+        """What the core needs: cards, tenants (one a model) and the policy's numbers."""
         cards = {
             name: CardSpec(name, card.vram_mib or 0, card.reserve_mib, card.host) for name, card in self.cards.items()
         }
         tenants = {
-            tenant_id(server, model): self._tenant(server, entry, model, cards[entry.card])
-            for server, entry in self.tenants.items()
-            for model in entry.models
+            tenant: self._tenant(server, one, cards[self.tenants[server].card])
+            for tenant, (server, one) in self.served().items()
         }
         return Spec(cards, tenants, self._policy())
 
-    def _tenant(self, server: str, entry: TenantEntry, model: str, card: CardSpec) -> TenantSpec:
-        one = entry.models[model]
+    def _tenant(self, server: str, found: Served, card: CardSpec) -> TenantSpec:
+        entry, one = self.tenants[server], found.entry
         whole = card.total_mib - card.reserve_mib
         return TenantSpec(
-            id=tenant_id(server, model),
+            id=found.tenant,
             server=server,
             card=entry.card,
             host=card.host,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from swapper import app
+from swapper import backends
 from swapper.app import Running, running
 from swapper.config import Config, load
 from swapper.demo.server import LlamaServer
@@ -128,7 +128,7 @@ async def test_a_router_is_told_its_servers_name_by_which_strangers_in_it_are_ca
     def router(url: str, *, tenants: dict[str, str], server: str, **_rest: object) -> None:
         raise BackendError(f"{server} at {url} has {tenants}")
 
-    monkeypatch.setattr(app, "LlamaRouter", router)
+    monkeypatch.setattr(backends, "LlamaRouter", router)
     with pytest.raises(BackendError, match=r"^llama at http://127\.0\.0\.1:9 has \{'llama/med': 'med'\}$"):
         async with running(load(path, {})):
             pass

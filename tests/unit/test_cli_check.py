@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -59,6 +60,43 @@ async def test_a_plain_llama_server_is_told_from_a_router(tmp_path: Path) -> Non
     assert result.exit_code == 1
     assert "is no router: start it with --models-preset FILE and without -m" in result.stdout
     assert "1 error, 0 warnings" in result.stdout
+
+
+def plain(folder: Path, url: str) -> str:
+    (folder / "slots").mkdir()
+    path = folder / "swapper.yaml"
+    path.write_text(
+        f"""
+state_dir: state
+cards: {{gpu0: {{vram: 24GiB}}}}
+tenants:
+  chat:
+    kind: llama-server
+    control: command
+    command: [{sys.executable}, -m, {folder}/absent.gguf, -np, "2", --slot-save-path, {folder}/slots, --metrics]
+    card: gpu0
+    url: {url}
+    slot_dir: slots
+    vram: 6GiB
+"""
+    )
+    return str(path)
+
+
+async def test_a_router_is_told_from_a_plain_llama_server(tmp_path: Path) -> None:
+    async with answering({"role": "router", "max_instances": 0}) as url:
+        result = await swapper("check", "-c", plain(tmp_path, url))
+    assert result.exit_code == 1
+    assert f"tenants.chat.url: {url}: this llama-server is a router: write kind: llama-router" in result.stdout
+
+
+async def test_a_plain_llama_server_is_judged_by_its_command(tmp_path: Path) -> None:
+    async with answering({"model_path": "/models/med.gguf"}) as url:
+        result = await swapper("check", "-c", plain(tmp_path, url))
+    assert f"chat: --model {tmp_path}/absent.gguf: no such file here" in result.stdout
+    assert "correct the path in the command" in result.stdout
+    assert "router" not in result.stdout
+    assert result.exit_code == 0
 
 
 async def test_a_model_file_that_is_not_there_is_told_before_its_load_fails(tmp_path: Path) -> None:

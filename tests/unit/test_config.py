@@ -151,7 +151,6 @@ def test_off_is_a_word_and_not_a_truth_value() -> None:
         ("kind: llama-router", "kind: comfyui", "tenants.llama.kind: kind: comfyui is not supported by this version"),
         ("control: command", "control: docker", "tenants.llama.control: control: docker is not supported by this"),
         ("probe: declared", "probe: amdgpu", "cards.gpu0.probe: probe: amdgpu is not supported by this version"),
-        ("strategy: auto", "strategy: rewind", "snapshots.strategy: strategy: rewind is not supported by this"),
         ("strategy: auto", "every: 5m", "tenants.llama.snapshots.every: saving by the clock is not supported"),
         ("index: 0", "host: attic", "cards.gpu0.host: an agent on another host is not supported by this version"),
         ("listen: 127.0.0.1:9292", "notify: [ntfy://x/y]", "notify: notify is not supported by this version"),
@@ -174,8 +173,8 @@ def test_documented_sections_of_later_versions_are_known_but_refused(extra: str)
 
 
 def test_settings_that_are_not_acted_on_are_noticed_not_swallowed() -> None:
-    config = parsed(GOOD.replace("required: true", "sweep: true") + "policy: {overhead: 0.2}\n")
-    assert [notice.split(": ")[1] for notice in config.notices] == ["policy.overhead", "tenants.llama.snapshots.sweep"]
+    config = parsed(GOOD.replace("vram: 512MiB", "vram: 512MiB, ttl: 5m") + "policy: {overhead: 0.2}\n")
+    assert [notice.split(": ")[1] for notice in config.notices] == ["policy.overhead", "tenants.llama.models.small.ttl"]
 
 
 @pytest.mark.parametrize(
