@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
 import shlex
 from pathlib import Path
@@ -13,15 +14,15 @@ import pytest
 from presets import RouterOptions, effective, losses, parse
 from swapper.cli import COMMANDS
 from swapper.config import load
+from swapper.config.advice import advise
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 SHOWN = README + (ROOT / "deploy" / "README.md").read_text()
 
 
-def _block(language: str) -> str:
-    [text] = re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    return text
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 
 
 def _lines() -> list[str]:
@@ -38,9 +39,13 @@ def _commands() -> list[str]:
 
 def test_the_configuration_it_shows_is_accepted_without_a_notice(tmp_path: Path) -> None:
     path = tmp_path / "swapper.yaml"
-    path.write_text(_block("yaml"))
-    config = load(path, {"HOME": str(tmp_path)})
+    path.write_text("".join(_blocks("yaml")))
+    (tmp_path / "presets.ini").write_text(_blocks("ini")[0])
+    (tmp_path / "ops.key").write_text("secret of ops\n")
+    config = load(path, {"HOME": str(tmp_path), "ANN_KEY": "secret of ann"})
     assert config.notices == ()
+    assert [key.name for key in config.keys] == ["ann", "ops"]
+    assert [str(one) for one in advise(config, {}) if one.error] == []
     assert list(config.spec().tenants) == ["llama/qwen3-32b"]
     assert config.models()["chat"] == "llama/qwen3-32b"
 
@@ -48,7 +53,7 @@ def test_the_configuration_it_shows_is_accepted_without_a_notice(tmp_path: Path)
 def test_a_router_started_as_it_shows_loses_no_conversation() -> None:
     [line] = [line for line in _lines() if line.startswith("llama-server ")]
     program, *arguments = shlex.split(line)
-    options = effective(parse(_block("ini")), "qwen3-32b", arguments, {})
+    options = effective(parse(_blocks("ini")[0]), "qwen3-32b", arguments, {})
     assert losses(options, RouterOptions.from_args([program, *arguments], {})) == []
 
 
@@ -61,6 +66,12 @@ def test_the_commands_it_shows_can_be_read_as_they_stand(line: str) -> None:
         command = command.commands[arguments.pop(0)]
     if arguments and "CMD..." not in arguments:
         command.make_context(name, arguments)
+
+
+def test_modules_it_runs_are_there() -> None:
+    named = [words[2] for words in map(str.split, _lines()) if words[:2] == ["python", "-m"]]
+    assert "swapper.demo.tiny" in named
+    assert [name for name in named if importlib.util.find_spec(name) is None] == []
 
 
 def test_every_test_the_table_of_promises_names_exists() -> None:
