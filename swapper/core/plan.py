@@ -6,6 +6,7 @@ Pure: plain functions over the nouns of types.py. The order of the steps is the 
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -92,10 +93,13 @@ def vacate_need(spec: Spec, card: Card, swap: Swap) -> int:
 def snapshot_name(tenant: str, token: int, part: int | str) -> str:
     """A fresh file name, readable, unique, and safe for llama-server (one component of letters, digits, `-_.`).
 
-    `part` tells the conversations of one swap apart: the slot's number, or another word of letters and digits.
-    Uniqueness rests on the token; the readable part is cut at 80 characters.
+    `part` tells the conversations of one swap apart: the slot's number, or another word of letters and digits. The
+    tenant's name is cut at 80 characters; one that loses something by that, or by being made safe, has a checksum of
+    the whole behind it, since two of one swap (`m:Q4` and `m/Q4`) must not share a file.
     """
     readable = re.sub(r"[^A-Za-z0-9_-]+", "-", tenant).strip("-")[:80]
+    if not re.fullmatch(r"\w{1,40}(/\w{1,39})?", tenant, re.ASCII):
+        readable = f"{readable}-{zlib.crc32(tenant.encode()):08x}".strip("-")
     return f"{readable}.{token:x}.{part}.kv"
 
 

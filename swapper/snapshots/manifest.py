@@ -67,7 +67,8 @@ class Manifest:
     """One snapshot. `tokens` and `bytes` are the server's own figures; times are ms since the epoch.
 
     `id` is the link of the conversation's last request, "" where nobody knew it; `links` are the last `MAX_LINKS` of
-    its chain, the oldest first; `used_ms` is when it was last used (0: not known).
+    its chain, the oldest first; `used_ms` is when it was last used (0: not known). `sidecars` are the files that the
+    server wrote beside it, with their bytes.
     `digest` (xxh3-128, hex) is None until it was computed; `boot` is the boot id of the machine at the save, so
     that a file without a digest is not trusted across a crash of the machine. `token` is the swap's.
     """
@@ -88,11 +89,17 @@ class Manifest:
     id: str = ""
     links: tuple[str, ...] = ()
     used_ms: int = 0
+    sidecars: tuple[tuple[str, int], ...] = ()
 
     @property
     def last_ms(self) -> int:
         """When it was last used, as far as is known: not later than its save."""
         return self.used_ms or self.saved_ms
+
+    @property
+    def room(self) -> int:
+        """Bytes of the snapshot on the disk, its sidecars included."""
+        return self.bytes + sum(size for _, size in self.sidecars)
 
 
 _WORDS = {

@@ -124,6 +124,39 @@ def test_a_file_deleted_before_its_digest_was_known_is_left_alone(folder: SlotFo
     assert list(folder.path.iterdir()) == []
 
 
+def test_sidecars_are_private_and_known_by_name_and_size(folder: SlotFolder) -> None:
+    ckpt = folder.path / "a.ckpt"
+    ckpt.write_bytes(b"12345")
+    os.mkfifo(folder.path / "a.pipe")
+    snapshot(folder, "a.kv")
+    manifest = folder.manifest("a.kv")
+    assert manifest is not None
+    assert (manifest.sidecars, manifest.room) == ((("a.ckpt", 5),), 105)
+    assert ckpt.stat().st_mode & 0o777 == 0o600
+    assert folder.problem(manifest, NOW) is None
+
+
+def test_without_its_sidecar_or_with_less_of_it_a_snapshot_is_refused(folder: SlotFolder) -> None:
+    ckpt = folder.path / "a.ckpt"
+    ckpt.write_bytes(b"12345")
+    snapshot(folder, "a.kv")
+    manifest = folder.manifest("a.kv")
+    assert manifest is not None
+    ckpt.write_bytes(b"1234")
+    assert folder.problem(manifest, NOW) == "a.ckpt, which the server wrote beside it, has 4 bytes instead of 5"
+    ckpt.unlink()
+    assert folder.problem(manifest, NOW) == "a.ckpt, which the server wrote beside it, is gone"
+
+
+def test_the_budget_counts_sidecars(folder: SlotFolder) -> None:
+    for number, name in enumerate(("a", "b"), start=1):
+        (folder.path / f"{name}.ckpt").write_bytes(bytes(50))
+        snapshot(folder, f"{name}.kv", saved_ms=number, token=number)
+    assert folder.prune(Keep(bytes=300), now_ms=10) == []
+    assert [gone.snapshot for gone in folder.prune(Keep(bytes=299), now_ms=10)] == ["a.kv"]
+    assert {path.name for path in folder.path.iterdir()} == {"b.kv", "b.kv" + MANIFEST_SUFFIX, "b.ckpt"}
+
+
 def test_sidecars_go_with_their_snapshot_and_neighbours_stay(folder: SlotFolder) -> None:
     snapshot(folder, "med.a1.0.kv")
     snapshot(folder, "med.a1.0.b.kv")

@@ -77,11 +77,35 @@ class SlotFolder:
         self._verified.pop(name, None)
 
     def seal(self, manifest: Manifest) -> None:
-        """Close the file to other users and write its manifest, the last thing of a save."""
-        path = self.path / manifest.snapshot
-        with contextlib.suppress(PermissionError), open_regular(path) as file:  # another user's keeps its own mode
-            os.fchmod(file.fileno(), 0o600)
-        self.write(manifest)
+        """Close the file and its sidecars to other users and write the manifest, the last thing of a save."""
+        beside = [(name, size) for name in self._sidecars(manifest.snapshot) if (size := self._size(name)) is not None]
+        for name in (manifest.snapshot, *(name for name, _ in beside)):
+            with contextlib.suppress(PermissionError), open_regular(self.path / name) as file:
+                os.fchmod(file.fileno(), 0o600)  # another user's keeps its own mode
+        self.write(replace(manifest, sidecars=tuple(beside)))
+
+    def _size(self, name: str) -> int | None:
+        """As `size`; what is no regular file is passed over."""
+        try:
+            return self.size(name)
+        except NotRegular as other:
+            self._pass_over(other)
+            return None
+
+    def _sidecars(self, name: str) -> list[str]:
+        """The files with the stem of a snapshot that are no snapshot of their own, nor a folder."""
+        stem = name.rpartition(".")[0] or name
+        others = (other for other in os.listdir(self.path) if other.startswith(stem + ".") and other != name)
+        plain = (other for other in others if not other.endswith((MANIFEST_SUFFIX, MANIFEST_SUFFIX + ".tmp")))
+        alone = (other for other in plain if not (self.path / (other + MANIFEST_SUFFIX)).exists())
+        return sorted(other for other in alone if self._is_file(self.path / other))
+
+    def _is_file(self, path: Path) -> bool:
+        """A folder is nobody's sidecar, whatever its name: it stays, and keeps nothing else from going."""
+        if path.is_dir() and not path.is_symlink():
+            self._pass_over(NotRegular(path))
+            return False
+        return True
 
     def write(self, manifest: Manifest) -> None:
         """Write or replace a manifest in one move; what cannot be completed leaves nothing behind."""
@@ -158,9 +182,19 @@ class SlotFolder:
             return "its file is gone"
         if size != manifest.bytes:
             return f"its file has {size} bytes instead of {manifest.bytes}"
+        if (why := self._sidecar_problem(manifest)) is not None:
+            return why
         if manifest.digest is None and manifest.boot != self.boot:
             return "the machine went down before its digest was written, so the file is not to be trusted"
         return refusal(manifest, now) or self._known_damage(manifest.snapshot)
+
+    def _sidecar_problem(self, manifest: Manifest) -> str | None:
+        for name, written in manifest.sidecars:
+            size = self._size(name)
+            if size != written:
+                found = "is gone" if size is None else f"has {size} bytes instead of {written}"
+                return f"{name}, which the server wrote beside it, {found}"
+        return None
 
     def _known_damage(self, name: str) -> str | None:
         try:
@@ -205,21 +239,10 @@ class SlotFolder:
     def remove(self, name: str) -> None:
         """Delete a snapshot, manifest first, with every sidecar of the same stem."""
         (self.path / (name + MANIFEST_SUFFIX)).unlink(missing_ok=True)
-        self._unlink(self.path / name)
-        stem = name.rpartition(".")[0] or name
-        for other in os.listdir(self.path):  # names alone: thousands may go one after the other
-            if not other.startswith(stem + ".") or other.endswith(MANIFEST_SUFFIX):
-                continue
-            if not (self.path / (other + MANIFEST_SUFFIX)).exists():
-                self._unlink(self.path / other)
+        for other in (name, *self._sidecars(name)):
+            if self._is_file(self.path / other):
+                (self.path / other).unlink(missing_ok=True)
         self._verified.pop(name, None)
-
-    def _unlink(self, path: Path) -> None:
-        """A folder is nobody's sidecar, whatever its name: it stays, and keeps nothing else from going."""
-        if path.is_dir() and not path.is_symlink():
-            self._pass_over(NotRegular(path))
-        else:
-            path.unlink(missing_ok=True)
 
     def supersede(self, restored: str, by: str) -> Removed | None:
         """Delete a snapshot that was restored, now that `by` is saved from the very slot it was restored into.
@@ -248,22 +271,16 @@ class SlotFolder:
                 gone.append(Removed(manifest.snapshot, f"older than {age_ms / 3_600_000:.4g} h"))
             else:
                 left.append(manifest)
-        left = [manifest for manifest in left if self._has_file(manifest.snapshot)]
-        over = 0 if keep.bytes is None else sum(manifest.bytes for manifest in left) - keep.bytes
+        left = [manifest for manifest in left if self._size(manifest.snapshot) is not None]
+        over = 0 if keep.bytes is None else sum(manifest.room for manifest in left) - keep.bytes
         spared = _only_copies(left, current)
         for manifest in reversed(left):
             if over > 0 and manifest.snapshot not in spared:
                 gone.append(Removed(manifest.snapshot, f"beyond the budget of {(keep.bytes or 0) >> 20} MiB"))
-                over -= manifest.bytes
+                over -= manifest.room
         for removed in gone:
             self.remove(removed.snapshot)
         return gone
-
-    def _has_file(self, name: str) -> bool:
-        try:
-            return self.size(name) is not None
-        except NotRegular:
-            return False
 
     def check_space(self, keep: Keep) -> None:
         """Raise BackendError when the disk has less free than the floor."""
