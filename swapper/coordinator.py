@@ -227,10 +227,17 @@ class Coordinator:
 
     async def _settle(self, answers: Sequence[Report] = ()) -> None:
         """Take the answers, let the machine do all that is due and the policy start what is worth starting."""
-        while await self._decide(lambda world: self._next(world, answers)):
+        decision = turn.Decision(None)
+
+        def following(world: World) -> Commit | None:
+            nonlocal decision
+            decision = self._next(world, answers)
+            return decision.commit
+
+        while await self._decide(following) and decision.more:
             pass
 
-    def _next(self, world: World, answers: Sequence[Report]) -> Commit | None:
+    def _next(self, world: World, answers: Sequence[Report]) -> turn.Decision:
         for name in self._spec.cards:
             if busy(world, self._spec, name):
                 self.seen.idle_since[name] = world.now_ms

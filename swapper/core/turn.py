@@ -1,7 +1,7 @@
 """One turn of the coordinator as one decision: all that answers, the clock, what agents saw and the policy ask for.
 
 Invariant: the commit is what deciding and committing one thing after the other would have left behind, written at
-once; where that cannot be told as one write (a lease that changes twice) it ends before, and the next call goes on.
+once; where that cannot be told as one write (a lease that changes twice) it ends before, says so, and the next goes on.
 Deciding again on the same answers is harmless: an answer that was taken is awaited by nobody. Pure.
 """
 
@@ -41,28 +41,21 @@ class Seen:
         return free if isinstance(free, int) else None
 
 
-def decide(
-    world: World, spec: Spec, seen: Seen, answers: Sequence[Report], new_swap: Callable[[], str]
-) -> Commit | None:
-    """What to write now; None when everything is at rest. Call again after it was written: there may be more.
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to write now; None when everything is at rest. `more`: cut short, decide again once it was written."""
 
-    `answers` are taken in order, then each card does what is due, and then the policy starts what is worth starting.
-    """
+    commit: Commit | None
+    more: bool = False
+
+
+def decide(world: World, spec: Spec, seen: Seen, answers: Sequence[Report], new_swap: Callable[[], str]) -> Decision:
+    """`answers` are taken in order, then each card does what is due, and the policy starts what is worth starting."""
     fold = _Fold(world, spec, seen, new_swap)
-    for report in answers:
-        if not fold.add(machine.on_report(fold.world, spec, report)):
-            return fold.commit
-    if not fold.add(machine.overdue_in_queue(fold.world, spec)):
-        return fold.commit
-    for name in spec.cards:
-        for _ in range(AT_ONCE):
-            if not fold.add(due := fold.due(name)):
-                return fold.commit
-            if due is None:
-                break
-        if not fold.add(fold.start(name)):
-            return fold.commit
-    return fold.commit
+    whole = all(fold.add(machine.on_report(fold.world, spec, report)) for report in answers)
+    whole = whole and fold.add(machine.overdue_in_queue(fold.world, spec))
+    whole = whole and all(fold.bring_to_rest(name) for name in spec.cards)
+    return Decision(fold.commit, more=not whole)
 
 
 def card_of(world: World, name: str) -> Card:
@@ -100,6 +93,16 @@ class _Fold:
             return False
         self.world, self.commit = apply(self.world, commit), joined
         return True
+
+    def bring_to_rest(self, name: str) -> bool:
+        """All that a card asks for; False when not all of it could be joined."""
+        for _ in range(AT_ONCE):
+            due = self.due(name)
+            if due is None:
+                return self.add(self.start(name))
+            if not self.add(due):
+                return False
+        return False
 
     def due(self, name: str) -> Commit | None:
         """What the clock, or what agents saw, asks of a card."""

@@ -183,7 +183,7 @@ class _Model:
         free = 0 if alive else self._spec.cards[CARD].total_mib - used
         seen = turn.Seen({"main"}, states, {CARD: {"free_mib": free}}, {CARD: marks})
         answers = (report,) if report else ()
-        return turn.decide(world, self._spec, seen, answers, lambda: f"sw_{world.next_token}")
+        return turn.decide(world, self._spec, seen, answers, lambda: f"sw_{world.next_token}").commit
 
     def _executors(self, state: State) -> Iterator[tuple[str, State | None]]:
         for command in state.sent:

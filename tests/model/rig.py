@@ -186,8 +186,15 @@ class Rig:
     def settle(self, answers: Sequence[Report] = ()) -> None:
         """Decide until nothing is left to decide; the same answers again must change nothing."""
         for _ in range(50):
-            if not self._write(lambda world: self.decide(world, answers)):
+            world = self.read()
+            decision = self.decide(world, answers)
+            commit = decision.commit
+            if commit is None:
                 return self._on_time()
+            if not decision.more and self.decide(apply(world, commit), answers).commit is not None:
+                raise Broken("a turn left something to be decided and did not say so")
+            if not self.commit(world, commit):
+                raise Broken("a commit on a view just read was refused")
         raise Broken("the coordinator goes on deciding for ever")
 
     def _on_time(self) -> None:
@@ -199,7 +206,7 @@ class Rig:
             if any(limit is not None and limit <= self.now for limit in limits):
                 raise Broken(f"{lease.id} is {lease.state} past its limit")
 
-    def decide(self, world: World, answers: Sequence[Report] = ()) -> Commit | None:
+    def decide(self, world: World, answers: Sequence[Report] = ()) -> turn.Decision:
         for card in self.spec.cards:
             if turn.busy(world, self.spec, card):
                 self._idle[card] = world.now_ms

@@ -224,7 +224,7 @@ class Everything(RuleBasedStateMachine):
     def a_gateway_joins(self, data: st.DataObject, then: str, between: bool) -> None:
         """Perhaps between the coordinator's reading and its writing, with a call at once."""
         world = self.rig.read()
-        commit = self.rig.decide(world) if between else None
+        commit = self.rig.decide(world).commit if between else None
         self.rig.join(name := self.rig.name("g"))
         if between:
             self.rig.gateways[name].call(data.draw(st.sampled_from(sorted(self.rig.spec.tenants))), self.rig.now)
@@ -253,7 +253,7 @@ class Everything(RuleBasedStateMachine):
         """It reads and decides, and is slow to write: see the next rule."""
         world = self.rig.read()
         waiting = [said[at] for said, at in self.rig.said()][:2] if answers else []
-        commit = self.rig.decide(world, [r for r in waiting if r.outcome != "refused"])
+        commit = self.rig.decide(world, [r for r in waiting if r.outcome != "refused"]).commit
         self.view = (world, commit) if commit is not None else None
 
     @precondition(lambda self: self.view is not None)

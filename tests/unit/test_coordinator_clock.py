@@ -11,6 +11,8 @@ from itertools import count
 import pytest
 
 from swapper.coordinator import GAP_MS, Coordinator
+from swapper.core import turn
+from swapper.core.commit import Alert, Commit
 from swapper.core.types import Demand, Lease, LeaseRequest, LeaseState, Report, WorkClass, World
 from swapper.store.memory import MemoryStore
 from swapper.store.protocol import Inputs
@@ -226,6 +228,18 @@ async def test_a_grant_at_the_moment_of_a_step_has_its_whole_time(step_ms: int) 
         assert len(await rig.alerts()) == before + 1
         assert abs((lease.granted_ms or 0) - rig.now_ms()) < 1_000
         await rig.lease("ls_a", LeaseState.EXPIRED, limit_s=32)
+
+
+@virtual
+async def test_it_is_decided_again_only_where_a_turn_was_cut_short() -> None:
+    """Also in vain: it is not asked whether something is left."""
+    store = MemoryStore(lambda: EPOCH_MS)
+    coordinator = Coordinator(store, SPEC, lambda prefix: prefix)
+    cut_short = [turn.Decision(Commit(alerts=(Alert("gpu0", "x"),)), more) for more in (False, True, True)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(turn, "decide", lambda *_: cut_short.pop())  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+        await coordinator._settle()  # pyright: ignore[reportPrivateUsage]
+    assert cut_short == []
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ SEEN = Seen(hosts={"main"})
 
 def turned(play: Play, *answers: Report, seen: Seen = SEEN) -> Commit | None:
     """One turn on the world of the play, applied to it."""
-    commit = decide(play.world, play.spec, seen, answers, lambda: "sw_next")
+    commit = decide(play.world, play.spec, seen, answers, lambda: "sw_next").commit
     if commit is not None:
         play.apply(commit)
     return commit
@@ -87,13 +87,32 @@ def _two_changes() -> tuple[LeaseChange, LeaseChange]:
     )
 
 
+def test_a_turn_that_was_cut_short_says_so_and_no_other() -> None:
+    """A lease that is granted by an answer, and may not be held at all, would change twice."""
+    play = Play(spec(tenant("med")))
+    play.enqueue("a", max_hold_ms=0)
+    started = decide(play.world, play.spec, SEEN, (), lambda: "sw_a")
+    assert (started.commit is not None, started.more) == (True, False)
+    turned(play)
+    proved = answer_to(play.pending("vacate"), "ok")
+    granted = decide(play.world, play.spec, SEEN, (proved,), lambda: "sw_b")
+    assert granted.commit is not None
+    assert ([change.state for change in granted.commit.leases], granted.more) == ([LeaseState.GRANTED], True)
+    play.apply(granted.commit)
+    revoked = decide(play.world, play.spec, SEEN, (proved,), lambda: "sw_c")
+    assert revoked.commit is not None
+    assert ([change.state for change in revoked.commit.leases], revoked.more) == ([LeaseState.REVOKED], False)
+    play.apply(revoked.commit)
+    assert decide(play.world, play.spec, SEEN, (proved,), lambda: "sw_d").commit is None
+
+
 def test_two_cards_start_in_one_commit_with_tokens_that_rise() -> None:
     one = spec(tenant("med"))
     cards = {**one.cards, "gpu1": replace(one.cards["gpu0"], name="gpu1")}
     play = Play(replace(one, cards=cards))
     play.enqueue("a", card="gpu0")
     play.enqueue("b", card="gpu1")
-    commit = decide(play.world, play.spec, SEEN, (), lambda: "sw_next")
+    commit = decide(play.world, play.spec, SEEN, (), lambda: "sw_next").commit
     assert commit is not None
     assert sorted(card.name for card in commit.cards) == ["gpu0", "gpu1"]
     assert commit.tokens == (play.world.next_token, play.world.next_token + 1)
