@@ -225,6 +225,29 @@ async def test_what_a_shell_around_it_hides_is_still_in_the_fingerprint(
     await other.release(CHAT, limit_ms=10_000)
 
 
+async def test_a_snapshot_taken_beside_one_draft_model_does_not_enter_beside_another(
+    made: Made, server: PlainServer, talk: Talk, models: dict[str, Path]
+) -> None:
+    def drafted(by: str) -> LlamaServer:
+        return made([*server.command, "-md", str(models[by]), "-devd", "none", "-ngld", "0"])
+
+    first = drafted("beta")
+    await first.load(CHAT)
+    await talk.say(CHAT, LONG, slot=0)
+    saved = await first.save(CHAT, SaveArgs(0, "drafted.kv"))
+    await first.release(CHAT, limit_ms=10_000)
+    assert [info.refused for info in (await first.load(CHAT)).snapshots] == [None]
+    await first.restore(CHAT, "drafted.kv", 1)
+    assert (await talk.say(CHAT, LONG))["timings"]["cache_n"] > 0.9 * (saved.tokens - 8)
+    await first.release(CHAT, limit_ms=10_000)
+
+    other = drafted("alpha")
+    [info] = (await other.load(CHAT)).snapshots
+    assert "saved under another draft model" in (info.refused or "")
+    with pytest.raises(BackendRefused, match="another draft model"):
+        await other.restore(CHAT, "drafted.kv", 0)
+
+
 async def test_another_tenant_is_none_of_its(made: Made) -> None:
     with pytest.raises(BackendRefused, match="is no tenant of the llama-server"):
         await made().load("chat/alpha")

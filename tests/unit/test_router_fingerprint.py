@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from swapper.demo.models import make_models
-from workers.llama.fingerprint import Args
+from swapper.snapshots.manifest import Fingerprint
+from workers.llama.fingerprint import Args, Fingerprints
 from workers.llama.gguf import GgufIdentities, read_header, shards
+from workers.llama.http import Model, Props, RouterHttp, Status
 
 
 @pytest.fixture(scope="module")
@@ -99,3 +102,42 @@ def test_a_file_that_is_no_whole_gguf_has_no_identity(model: Path, tmp_path: Pat
     cut.write_bytes(model.read_bytes()[:keep])
     assert not GgufIdentities(tmp_path).identity(str(cut)).known
     assert not GgufIdentities(tmp_path).identity(str(tmp_path / "absent.gguf")).known
+
+
+class Told:
+    """A server that says what it was started with."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def props(self, model: str) -> Props:
+        del model
+        settings = Props.Settings(n_ctx=4096)
+        return Props("b1", model_path=str(self._path), total_slots=2, default_generation_settings=settings)
+
+
+async def fingerprint(model: Path, *words: str) -> Fingerprint:
+    http = cast("RouterHttp", Told(model))
+    running = Model("m", Status("loaded", ["llama-server", "--model", str(model), *words]), name="m")
+    return await Fingerprints(http, GgufIdentities(model.parent), lambda path: path).of(running)
+
+
+@pytest.mark.parametrize("option", ["--model-draft", "--mmproj", "--lora", "--spec-draft-model"])
+async def test_another_file_beside_the_model_is_another_fingerprint(model: Path, tmp_path: Path, option: str) -> None:
+    side = tmp_path / "side.gguf"
+    side.write_bytes(b"one")
+    without, first = await fingerprint(model), await fingerprint(model, option, str(side))
+    assert first == await fingerprint(model, option, str(side))
+    side.write_bytes(b"another")
+    second = await fingerprint(model, option, str(side))
+    assert len({without, first, second}) == 3
+
+
+async def test_what_is_drafted_how_counts_as_well(model: Path) -> None:
+    kinds = [("--spec-type", "draft-mtp"), ("--spec-type", "draft-simple"), ("--spec-draft-n-max", "8"), ()]
+    assert len({await fingerprint(model, *words) for words in kinds}) == 4
+
+
+async def test_a_file_that_is_elsewhere_counts_by_its_name(model: Path) -> None:
+    urls = [("--mmproj-url", "https://x/a.gguf"), ("--mmproj-url", "https://x/b.gguf")]
+    assert len({await fingerprint(model, *words) for words in urls}) == 2
