@@ -154,7 +154,9 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
         await _or_failed(coordinator.listening, failed)
         await _background(stack, failed, agent.run(), "agent")
         context = _api(config, store, live, front, backends)
+        front.told = context.meter.answered
         url = await _serve(config, context, front, stack)
+        await _background(stack, failed, context.count(), "metrics")
         yield Running(url, store, spec, coordinator, controls, config, failed)
 
 

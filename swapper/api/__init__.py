@@ -1,4 +1,4 @@
-"""The HTTP API: leases, status, swaps, events, snapshots, health.
+"""The HTTP API: leases, status, swaps, events, snapshots, metrics, health.
 
 `app.py` adds `routes` and `middlewares` to its application.
 """
@@ -13,6 +13,7 @@ from swapper.api.context import ApiContext, Live
 from swapper.api.errors import error_middleware
 from swapper.api.events import EventRoutes
 from swapper.api.leases import LeaseRoutes
+from swapper.api.metrics import MetricsRoutes
 from swapper.api.problem import Problem
 from swapper.api.snapshots import SnapshotRoutes
 from swapper.api.status import StatusRoutes
@@ -22,7 +23,7 @@ __all__ = ["ApiContext", "Live", "Problem", "middlewares", "routes"]
 
 def routes(ctx: ApiContext) -> list[web.RouteDef]:
     """Every route of the API; call `ctx.close()` when the server shuts down, before it waits for handlers."""
-    rooms = (LeaseRoutes(ctx), StatusRoutes(ctx), EventRoutes(ctx), SnapshotRoutes(ctx))
+    rooms = (LeaseRoutes(ctx), StatusRoutes(ctx), EventRoutes(ctx), SnapshotRoutes(ctx), MetricsRoutes(ctx))
     return [route for room in rooms for route in room.table()]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from swapper.api.meter import Meter
 from swapper.api.tail import Tail
 from swapper.config import ApiKey
 from swapper.core import plan
@@ -56,10 +57,15 @@ class ApiContext:
     index: Index = field(default_factory=Index)
     n_slots: Mapping[str, int] = field(default_factory=dict[str, int])
     keepalive_s: float = 15.0
+    meter: Meter = field(default_factory=Meter)
     tail: Tail = field(init=False)
 
     def __post_init__(self) -> None:
         self.tail = Tail(self.store)
+
+    async def count(self) -> None:
+        """Feed the counters of `/metrics` until cancelled."""
+        await self.meter.run(self.store, self.tail)
 
     async def close(self) -> None:
         """End every wait and every event stream; call it when the server begins to shut down."""

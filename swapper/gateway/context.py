@@ -7,7 +7,7 @@ large body, and what is known of the routers' children.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -90,9 +90,20 @@ class Budget:
         self.used -= size
 
 
+LEFT = 499
+"""The code a call is counted under whose client left before its answer."""
+
+
+def _to_nobody(_tenant: str, _code: int, _waited_ms: int) -> None:
+    """Nothing is counted."""
+
+
 @dataclass(slots=True)
 class GatewayContext:
-    """Everything a handler needs. `names` maps every name a client may use to a tenant id."""
+    """Everything a handler needs. `names` maps every name a client may use to a tenant id.
+
+    `told` hears of each call's end: the tenant, the HTTP status that went out (LEFT: none did), ms spent waiting.
+    """
 
     names: Mapping[str, str]
     targets: Mapping[str, Target]
@@ -101,6 +112,7 @@ class GatewayContext:
     admission: Admission
     member: Member
     session: aiohttp.ClientSession
+    told: Callable[[str, int, int], None] = _to_nobody
     budget: Budget = field(init=False)
     inflating: asyncio.Semaphore = field(init=False)
     parsing: asyncio.Semaphore = field(init=False)

@@ -19,7 +19,7 @@ from aiohttp import web
 from swapper.core.types import WorkClass
 from swapper.gateway import errors, filler
 from swapper.gateway.admission import Full
-from swapper.gateway.context import GatewayContext
+from swapper.gateway.context import LEFT, GatewayContext
 from swapper.gateway.filler import Api
 from swapper.gateway.parse import Ask, Decoding, decoding, parse_body, parse_class
 from swapper.gateway.pipe import Exchange, Held
@@ -78,11 +78,16 @@ async def _dispatch(ctx: GatewayContext, request: web.Request, api: Api, held: H
     owner = str(request.get("owner", "local"))
     call = ctx.admission.admit(tenant, klass, owner, ctx.limits.max_wait_ms)
     if isinstance(call, Full):
+        ctx.told(tenant, 429, 0)
         return errors.queue_full(call.waiting)
+    code = LEFT
     try:
-        return await Exchange(ctx, request, ctx.targets[tenant], ask, api, held, call).run()
+        outcome = await Exchange(ctx, request, ctx.targets[tenant], ask, api, held, call).run()
+        code = outcome.status
+        return outcome
     finally:
         call.finish()
+        ctx.told(tenant, code, call.waited_ms)
 
 
 def _call_class(request: web.Request) -> WorkClass | Problem:

@@ -1,0 +1,161 @@
+"""`GET /metrics`: what is so right now, gathered for each scrape, beside what was counted as it happened (meter.py).
+
+Invariant: nothing is shown that is not known: a figure that cannot be had is absent, not zero. A scrape changes, loads
+and wakes nothing, and is answered while the store or a slot folder is away, without their part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from swapper.api.context import ApiContext
+from swapper.core.types import LeaseState, World
+from swapper.errors import BackendError, StoreDown
+from swapper.snapshots.manifest import Manifest
+from swapper.store.protocol import LeaseFilter
+
+READ_S = 2.0
+"""So long a scrape waits for the store."""
+STATES = ("unloaded", "loading", "loaded", "sleeping", "failed", "stopped", "unreachable")
+_ACTIVE = (LeaseState.QUEUED, LeaseState.PREPARING, LeaseState.GRANTED)
+_PAGE = 1000
+_MIB = 1 << 20
+_ANY = ""
+
+
+class MetricsRoutes:
+    """Handlers over one context."""
+
+    def __init__(self, ctx: ApiContext) -> None:
+        self._ctx = ctx
+
+    def table(self) -> list[web.RouteDef]:
+        """Route definitions, for `app.add_routes`."""
+        return [web.get("/metrics", self.metrics)]
+
+    async def metrics(self, _request: web.Request) -> web.Response:
+        """In Prometheus' text format."""
+        stored, saved = await asyncio.gather(self._stored(), self._saved())
+        registry = CollectorRegistry()
+        registry.register(_Fixed([*stored, *saved, *self._prompts(), *self._seen()]))
+        body = generate_latest(self._ctx.meter.registry) + generate_latest(registry)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _stored(self) -> list[Metric]:
+        """What the store says; whether it answers is a figure of its own."""
+        up = GaugeMetricFamily("swapper_store_up", "1 while the store answers.")
+        try:
+            async with asyncio.timeout(READ_S):
+                world = await self._ctx.store.read()
+                leases = await self._leases()
+        except (StoreDown, TimeoutError):
+            up.add_metric([], 0)
+            return [up]
+        up.add_metric([], 1)
+        return [up, leases, self._in_flight(world)]
+
+    async def _leases(self) -> Metric:
+        """Leases that are not over, of each state and card; one that waits for any card has an empty `card`."""
+        count: Counter[tuple[str, str]] = Counter()
+        for state in _ACTIVE:
+            cursor: str | None = None
+            while True:
+                page = await self._ctx.store.leases(LeaseFilter(state=state, limit=_PAGE, cursor=cursor))
+                count.update((state, lease.card or lease.request.card or _ANY) for lease in page.items)
+                cursor = page.next_cursor
+                if cursor is None:
+                    break
+        family = GaugeMetricFamily("swapper_leases", "Leases that wait or hold.", labels=["state", "card"])
+        cards = [*self._ctx.spec.cards]
+        for key in sorted({*count, *((state, card) for state in _ACTIVE for card in cards)}):
+            family.add_metric([*key], count[key])
+        return family
+
+    def _in_flight(self, world: World) -> Metric:
+        running = Counter[str](dict.fromkeys(self._ctx.spec.tenants, 0))
+        for demand in world.demand:
+            running[demand.tenant] += demand.running
+        family = GaugeMetricFamily("swapper_inflight", "Model calls at their server.", labels=["model"])
+        for tenant, number in sorted(running.items()):
+            family.add_metric([tenant], number)
+        return family
+
+    async def _saved(self) -> list[Metric]:
+        """Bytes of the snapshots by model; a folder that cannot be read has none to show."""
+        shelves = {str(shelf.folder): shelf for shelf in self._ctx.shelves.values()}
+        found: list[Manifest] = []
+        unread = False
+        for shelf in shelves.values():
+            try:
+                found += await shelf.manifests()
+            except BackendError:
+                unread = True
+        if unread or not shelves:
+            return []
+        total = Counter[str](dict.fromkeys(self._ctx.spec.tenants, 0))
+        for manifest in found:
+            total[manifest.tenant] += manifest.bytes
+        family = GaugeMetricFamily("swapper_snapshot_bytes", "Saved conversations on disk.", labels=["model"])
+        for tenant, size in sorted(total.items()):
+            family.add_metric([tenant], size)
+        return [family]
+
+    def _prompts(self) -> Iterator[Metric]:
+        tokens = CounterMetricFamily(
+            "swapper_prompt_tokens",
+            "Prompt tokens of answered calls: taken from the cache, or processed; reread are those of the processed "
+            "that had been read before.",
+            labels=["model", "kind"],
+        )
+        places = GaugeMetricFamily(
+            "swapper_conversations", "Conversations that are known, by where they are.", labels=["model", "place"]
+        )
+        for tenant, spec in self._ctx.spec.tenants.items():
+            if not spec.serves_models:
+                continue
+            counts = self._ctx.index.counts(tenant)
+            reread = sum(counts.reread.values())
+            for kind, value in (("cached", counts.cached), ("processed", counts.processed), ("reread", reread)):
+                tokens.add_metric([tenant, kind], value)
+            for place, number in self._ctx.index.places(tenant).items():
+                places.add_metric([tenant, place], number)
+        yield tokens
+        yield places
+
+    def _seen(self) -> Iterator[Metric]:
+        """What the agents see: the cards' VRAM where it was read, each tenant's state where it was observed."""
+        vram = GaugeMetricFamily("swapper_vram_bytes", "The cards' memory.", labels=["card", "kind"])
+        for card, reading in self._ctx.live.readings().items():
+            for kind, value in _sizes(reading):
+                vram.add_metric([card, kind], value * _MIB)
+        states = GaugeMetricFamily("swapper_tenant_state", "1 for the state it is in.", labels=["tenant", "state"])
+        for tenant, now in sorted(self._ctx.live.states().items()):
+            for state in STATES:
+                states.add_metric([tenant, state], int(state == now))
+        yield vram
+        yield states
+
+
+def _sizes(reading: Mapping[str, object]) -> Iterator[tuple[str, int]]:
+    for kind in ("total", "used", "free"):
+        value = reading.get(f"{kind}_mib")
+        if isinstance(value, int):
+            yield kind, value
+
+
+class _Fixed(Collector):
+    """Families that were gathered already."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = list(families)
+
+    def collect(self) -> Iterable[Metric]:
+        """All of them."""
+        return self._families
