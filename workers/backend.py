@@ -153,7 +153,8 @@ class Reading:
 class SaveArgs:
     """Which slot, under which fresh file name; what is in it, where somebody knows, and how it came there.
 
-    `strategy` is what the slot was made ready by (slots: nothing was done to it); `token` is the swap's.
+    `strategy` is what the slot was made ready by (slots: nothing was done to it); `token` is the swap's. `replaces`: the
+    snapshot that the named conversation came back from.
     """
 
     slot: int
@@ -161,6 +162,7 @@ class SaveArgs:
     talk: Talk | None = None
     strategy: str = "slots"
     token: int = 0
+    replaces: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

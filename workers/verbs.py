@@ -48,6 +48,7 @@ class _Save(msgspec.Struct, frozen=True):
     name: str
     conversation: Talk | None = None
     strategy: str = "slots"
+    replaces: str | None = None
 
 
 class _Release(msgspec.Struct, frozen=True):
@@ -133,7 +134,7 @@ def _ways(seen: Quiesced | Loaded) -> dict[str, object]:
 
 async def _save(backend: Backend, tenant: str, command: Command) -> Outcome:
     args = _args(command, _Save)
-    asked = SaveArgs(args.slot, args.name, args.conversation, args.strategy, command.token)
+    asked = SaveArgs(args.slot, args.name, args.conversation, args.strategy, command.token, args.replaces)
     try:
         saved = await backend.save(tenant, asked)
     except SaveUnsupported as error:

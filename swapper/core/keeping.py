@@ -73,6 +73,7 @@ def _talk(tenant: str, gateway: str, said: Mapping[str, object]) -> Conversation
         used_ms=_int(said, "used_ms"),
         gateway=gateway if said.get("recallable") else None,
         replaces=str(snapshot) if snapshot else None,
+        restored=bool(said.get("restored")),
     )
 
 
@@ -94,15 +95,18 @@ def plan_saves(draft: Draft, tenant: str, slots: Sequence[Mapping[str, int]]) ->
     recalls: list[Conversation] = []
     for use in slots:
         talk = found.get(use["slot"]) or Conversation(tenant, use["slot"], "", use["tokens"], 0)
-        talk = replace(talk, slot=use["slot"], tokens=use["tokens"])
-        if rewind and talk.gateway is not None:
+        untouched = talk.restored  # as it was saved: it need not be rewound, and could not be without being read anew
+        talk = replace(talk, slot=use["slot"], tokens=use["tokens"], restored=False)
+        if rewind and talk.gateway is not None and not untouched:
             recalls.append(replace(talk, recall=True, strategy=Strategy.REWIND))
         else:
-            as_they_are.append(replace(talk, snapshot=plan.snapshot_name(tenant, token, use["slot"])))
+            how = keeping.strategy if untouched else Strategy.SLOTS
+            name = plan.snapshot_name(tenant, token, use["slot"])
+            as_they_are.append(replace(talk, snapshot=name, strategy=how))
     in_slots = {c.id for c in found.values()}
     beyond = [c for c in known if c.id not in in_slots]
     anonymous = len(as_they_are) - sum(1 for c in as_they_are if c.id)
-    recalls += [replace(c, slot=-1, recall=True, strategy=keeping.strategy) for c in beyond if c.gateway and sweep]
+    recalls += [_to_recall(c, keeping.strategy) for c in beyond if c.gateway and sweep]
     if len(beyond) > anonymous:  # else one of the unnamed slots may be it
         why = _NO_TEXT if sweep else "it was not in a slot, and only slots are saved (sweep: false)"
         as_they_are += [_cold(c, why, keeping.strategy) for c in beyond if not (c.gateway and sweep)]
@@ -131,25 +135,33 @@ def _newest(talks: Iterable[Conversation]) -> list[Conversation]:
 
 
 def _in_slots(slots: Sequence[Mapping[str, int]], talks: Sequence[Conversation]) -> Mapping[int, Conversation]:
-    """Slot -> the conversation in it: the one said to be there, or the only one of as many tokens."""
-    holds = {use["slot"]: use["tokens"] for use in slots if use["tokens"] > 0}
-    found = {c.slot: c for c in reversed(talks) if c.slot in holds and holds[c.slot] == c.tokens}
+    """Slot -> the conversation in it: the one said to be there, or the only one of as many tokens.
+
+    Of one that was restored and not used since the server says no number.
+    """
+    holds = {use["slot"]: use["tokens"] for use in slots}
+    there = (c for c in reversed(talks) if c.slot in holds)
+    found = {c.slot: c for c in there if holds[c.slot] == c.tokens or (c.restored and not holds[c.slot])}
     placed = {c.id for c in found.values()}
     for slot, tokens in holds.items():
         fitting = [c for c in talks if c.tokens == tokens and c.id not in placed]
         rivals = [s for s, n in holds.items() if n == tokens and s not in found]
-        if slot not in found and len(fitting) == 1 and len(rivals) == 1:
+        if tokens and slot not in found and len(fitting) == 1 and len(rivals) == 1:
             found[slot] = fitting[0]
     return found
 
 
+def _to_recall(talk: Conversation, strategy: Strategy) -> Conversation:
+    return replace(talk, slot=-1, recall=True, strategy=strategy, restored=False)
+
+
 def _cold(talk: Conversation, why: str, strategy: Strategy) -> Conversation:
     name = f"{REPLAYED}{talk.id}"
-    return replace(talk, slot=-1, snapshot=name, strategy=strategy, result=ProofResult.COLD, reason=why)
+    return replace(talk, slot=-1, snapshot=name, strategy=strategy, restored=False, result=ProofResult.COLD, reason=why)
 
 
 def _to_replay(talk: Conversation) -> Conversation:
-    return replace(talk, slot=-1, snapshot=f"{REPLAYED}{talk.id}", strategy=Strategy.REPLAY, saved=True)
+    return replace(talk, slot=-1, snapshot=f"{REPLAYED}{talk.id}", strategy=Strategy.REPLAY, saved=True, restored=False)
 
 
 def recall(draft: Draft, tenant: str) -> bool:

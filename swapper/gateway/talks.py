@@ -143,6 +143,8 @@ class Talks:
         if reuse is not None:
             cache_n, prompt_n, slot = reuse.cache_n, reuse.prompt_n, reuse.slot
             predicted_n = None if reuse.left is None else reuse.left - cache_n - prompt_n + 1
+            if slot is None and reuse.left is not None:
+                self.index.unseat(known.tenant, reuse.left)
         self.index.answered(
             known.tenant, known.chain, known.request, cache_n, prompt_n, predicted_n, slot, self._now_ms()
         )

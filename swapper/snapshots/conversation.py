@@ -52,7 +52,8 @@ class Talk:
     """What a gateway tells of a conversation. `tokens` its last answer left in its slot, 0 unknown.
 
     `links`: its last ones, 32 hex characters each, oldest first, the last is `id`. `recallable`: its request is kept.
-    `slot`: where it was last seen. `snapshot`: the one it came back from, which a new one of it replaces.
+    `slot`: where it was last seen. `snapshot`: the one it came back from, which a new one of it replaces;
+    `restored`: nothing was asked of it since.
     """
 
     id: str
@@ -62,6 +63,7 @@ class Talk:
     recallable: bool
     slot: int | None = None
     snapshot: str = ""
+    restored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,9 @@ class Conversation:
     def talk(self) -> Talk:
         """What is told of it."""
         links = tuple(link.hex() for link in self.links.newest(TOLD_LINKS))
-        return Talk(self.id, links, self.tokens, self.used_ms, self.request is not None, self.slot, self.origin)
+        return Talk(
+            self.id, links, self.tokens, self.used_ms, self.request is not None, self.slot, self.origin, self.restored
+        )
 
 
 @dataclass(frozen=True, slots=True)

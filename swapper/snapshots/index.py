@@ -112,6 +112,12 @@ class Index:
         self._count(tenant, spent)
         return spent
 
+    def unseat(self, tenant: str, tokens: int) -> None:
+        """An answer left so many tokens in a slot that is not known: whoever has as many may stand there no more."""
+        for talk in self.conversations(tenant):
+            if talk.slot is not None and talk.tokens == tokens:
+                self._set(tenant, replace(talk, slot=None))
+
     def stands(self, tenant: str, name: str, slot: int) -> None:
         """It was found out in which slot a conversation was answered: what seemed evicted may have stood in another."""
         talk = self.conversation(tenant, name)

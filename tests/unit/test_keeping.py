@@ -274,3 +274,24 @@ def test_an_edited_conversation_that_was_read_anew_demotes_nothing() -> None:
     assert commit is not None
     assert not commit.alerts
     assert commit.conversations[0].result is ProofResult.COLD
+
+
+def test_what_was_restored_and_not_used_since_is_saved_as_it_is_and_keeps_its_name() -> None:
+    untouched = talk(A, 1500, 2, slot=1, snapshot="old.kv", restored=True)
+    play = leaving([untouched], [{"slot": 1, "tokens": 0}], ["rewind", "replay"])
+    (save,) = saves(play)
+    assert (save.args["slot"], save.args["strategy"], save.args["replaces"]) == (1, "rewind", "old.kv")
+    assert save.args["conversation"] == {"id": A, "links": [A], "used_ms": 2}
+    assert not lines(play)[A].restored
+
+
+def test_a_new_save_of_a_conversation_names_the_snapshot_it_came_back_from() -> None:
+    play = leaving([talk(A, 900, 2, snapshot="old.kv")], [])
+    play.answer(play.pending("recall"), slot=0, tokens=900)
+    assert play.pending("save").args["replaces"] == "old.kv"
+
+
+def test_where_only_texts_are_kept_a_slot_that_nobody_knows_is_said_to_be_lost() -> None:
+    play = leaving([talk(A, 900, 2)], [{"slot": 0, "tokens": 900}, {"slot": 1, "tokens": 77}], ["replay"])
+    cold = [c for c in play.swap.conversations if c.result is ProofResult.COLD]
+    assert [(c.slot, c.tokens) for c in cold] == [(1, 77)]

@@ -202,3 +202,15 @@ async def test_a_call_of_the_very_conversation_waits_for_its_replay() -> None:
         reading.put(json.dumps(figures(0, 1_996, __verbose={"id_slot": 0})).encode(), None)
         assert (await call).status == 200
         assert name
+
+
+async def test_a_slot_is_believed_no_more_once_an_equally_long_answer_came_from_nobody_knows_where() -> None:
+    async with serve() as gateway:
+        gateway.upstream.scripts = [answer(figures(0, 1_996, id_slot=0))]
+        await gateway.call(body(HI))
+        first = gateway.member.talks.index.talks(ALPHA)[0]
+        assert first.slot == 0
+        gateway.upstream.slots = [{"id": 0, "is_processing": True}]
+        await talked(gateway, [{"role": "user", "content": "something else"}])
+        await gateway.member.talks.idle()
+        assert {talk.slot for talk in gateway.member.talks.index.talks(ALPHA)} == {None}

@@ -162,7 +162,13 @@ class Conversations:
         fingerprint = await self._fingerprint(model)
         if not 0 <= args.slot < fingerprint.n_parallel:
             raise BackendRefused(f"{name} has {fingerprint.n_parallel} slots, there is no slot {args.slot}")
-        return await self._saved(tenant, model, args, keeper, lambda _: args.talk)
+        arrived = (await self.run(model)).arrived.get(args.slot)
+        slot = (await self._slots(name))[args.slot] if arrived is not None and args.talk is None else None
+
+        def talk_of(tokens: int) -> Talk | None:
+            return args.talk if slot is None or arrived is None else arrived.talk(slot, tokens)
+
+        return await self._saved(tenant, model, args, keeper, talk_of)
 
     async def _saved(
         self, tenant: str, model: Model, args: SaveArgs, keeper: Keeper, talk_of: Callable[[int], Talk | None]
@@ -184,7 +190,8 @@ class Conversations:
             await keeper.drop(tenant, args.name)
             raise BackendError(f"{args.name} has {size} bytes on disk, llama-server wrote {answer.n_written}")
         manifest = self._manifest(tenant, args, await self._fingerprint(model), answer, talk_of(answer.n_saved))
-        keeper.finish(manifest, restored=(await self.run(model)).restored(args.slot))
+        came = args.replaces if args.talk is not None else (await self.run(model)).restored(args.slot)
+        keeper.finish(manifest, restored=came)
         return Saved(args.name, args.slot, answer.n_saved, answer.n_written, answer.timings.save_ms)
 
     async def _save_slot(self, tenant: str, model: Model, args: SaveArgs, keeper: Keeper) -> SavedSlot:
