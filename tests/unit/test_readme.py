@@ -13,7 +13,7 @@ import pytest
 
 from presets import RouterOptions, effective, losses, parse
 from swapper.cli import COMMANDS
-from swapper.config import load
+from swapper.config import load, loads
 from swapper.config.advice import advise
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ def _commands() -> list[str]:
 
 def test_the_configuration_it_shows_is_accepted_without_a_notice(tmp_path: Path) -> None:
     path = tmp_path / "swapper.yaml"
-    path.write_text("".join(_blocks("yaml")))
+    path.write_text("".join(block for block in _blocks("yaml") if "kind: llama-server" not in block))
     (tmp_path / "presets.ini").write_text(_blocks("ini")[0])
     (tmp_path / "ops.key").write_text("secret of ops\n")
     config = load(path, {"HOME": str(tmp_path), "ANN_KEY": "secret of ann"})
@@ -48,6 +48,15 @@ def test_the_configuration_it_shows_is_accepted_without_a_notice(tmp_path: Path)
     assert [str(one) for one in advise(config, {}) if one.error] == []
     assert list(config.spec().tenants) == ["llama/qwen3-32b"]
     assert config.models()["chat"] == "llama/qwen3-32b"
+
+
+def test_the_plain_server_it_shows_is_accepted_and_loses_no_conversation() -> None:
+    [block] = [block for block in _blocks("yaml") if "kind: llama-server" in block]
+    config = loads(block, folder=Path("/"), environ={"HOME": "/"})
+    assert config.notices == ()
+    assert [str(one) for one in advise(config, {})] == []
+    assert config.models() == {"qwen3-32b": "chat", "chat": "chat"}
+    assert config.spec().tenants["chat"].default
 
 
 def test_a_router_started_as_it_shows_loses_no_conversation() -> None:
