@@ -138,7 +138,7 @@ async def test_two_that_come_back_at_once_get_two_slots(backend: Backend, talk: 
 async def test_a_slot_at_work_is_never_taken(backend: Backend, talk: Talk) -> None:
     saved = await on_disk(backend, talk)
     _, older = await two_others(talk)
-    async with talk.streaming("alpha", 300), talk.streaming("alpha", 300):
+    async with talk.streaming("alpha", 3500), talk.streaming("alpha", 3500):
         with pytest.raises(BackendRefused, match=r"every slot of .*alpha is at work"):
             await backend.restore(ALPHA, saved.snapshot, -1, Room(fresh()))
     assert older > 0
