@@ -51,12 +51,14 @@ class Talk:
 
     `id` is the link of its last request, `links` the last ones of its chain (the oldest first, the last one is `id`),
     `tokens` what its last answer left in its slot (0: not known), `used_ms` when that was, in ms since the epoch.
+    `slot` is where it was seen to be, None where nobody saw it.
     """
 
     id: str
     links: tuple[str, ...] = ()
     tokens: int = 0
     used_ms: int = 0
+    slot: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +155,8 @@ class Reading:
 class SaveArgs:
     """Which slot, under which fresh file name; what is in it, where somebody knows, and how it came there.
 
-    `strategy` is what the slot was made ready by (slots: nothing was done to it); `token` is the swap's. `replaces`: the
-    snapshot that the named conversation came back from.
+    `strategy` is what the slot was made ready by (slots: nothing was done to it); `token` is the swap's. `replaces`:
+    the snapshot that the named conversation came back from.
     """
 
     slot: int
@@ -169,7 +171,7 @@ class SaveArgs:
 class Room:
     """How room is made for a restore: what leaves is saved under the fresh `name`, as a save of the swap `token`.
 
-    `talks` are the conversations believed to be in the server: the one of them that has the slot's tokens is it.
+    `talks` are the conversations believed to be in the server: the one that alone can be what the slot holds is it.
     """
 
     name: str

@@ -8,7 +8,7 @@ swapper made it. Where a model runs and how it is found is the backend's own (`M
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -260,19 +260,20 @@ class Conversations:
                 return await self._put(model, manifest, slot, after, keeper)
             if room is None:
                 raise BackendRefused(f"{manifest.snapshot} was not restored: no slot of {model.name} is empty")
-            displaced = await self._displaced(tenant, model, slot, room, keeper)
+            displaced = await self._displaced(tenant, model, slots, slot, room, keeper)
             if displaced is not None:
                 return await self._exchanged(model, manifest, slot, after, keeper, displaced)
         said = f"whatever was to make room for it in {model.name} was gone on with meanwhile"
         raise BackendRefused(f"{manifest.snapshot} was not restored: {said}")
 
-    async def _displaced(self, tenant: str, model: Model, slot: Slot, room: Room, keeper: Keeper) -> Displaced | None:
+    async def _displaced(
+        self, tenant: str, model: Model, slots: Sequence[Slot], slot: Slot, room: Room, keeper: Keeper
+    ) -> Displaced | None:
         """Save what a slot holds; None where somebody used the slot meanwhile, so that it is not to be taken."""
         run = await self.run(model)
-        arrived = run.arrived.get(slot.id)
 
         def talk_of(tokens: int) -> Talk | None:
-            return whose(room.talks, tokens) or (arrived.talk(slot, tokens) if arrived is not None else None)
+            return whose(run, slots, slot, tokens, room.talks)
 
         args = SaveArgs(slot.id, room.name, token=room.token)
         saved = await self._saved(tenant, model, args, keeper, talk_of)

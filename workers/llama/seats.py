@@ -27,11 +27,15 @@ class Arrived:
     task: int
     after: int
 
+    def untouched(self, slot: Slot) -> bool:
+        """Whether nothing has run in the slot since."""
+        return task_of(slot) == self.task
+
     def talk(self, slot: Slot, tokens: int) -> Talk | None:
         """Whose conversation it is, if it is still there as it came."""
         there = self.manifest
-        untouched = task_of(slot) == self.task and tokens == there.tokens
-        return Talk(there.id, there.links, there.tokens, there.used_ms) if untouched and there.id else None
+        same = self.untouched(slot) and tokens == there.tokens
+        return Talk(there.id, there.links, there.tokens, there.used_ms) if same and there.id else None
 
 
 @dataclass(slots=True)
@@ -97,7 +101,30 @@ def _value(run: Run, slot: Slot) -> tuple[bool, int, int, int]:
     return may_hold(run, slot), used, saved, slot.id
 
 
-def whose(talks: Sequence[Talk], tokens: int) -> Talk | None:
-    """The one conversation that has so many tokens in its slot; None where none has, or several have."""
-    found = [talk for talk in talks if talk.tokens == tokens]
-    return found[0] if len(found) == 1 and tokens > 0 else None
+def whose(run: Run, slots: Sequence[Slot], slot: Slot, tokens: int, talks: Sequence[Talk]) -> Talk | None:
+    """Whose conversation of so many tokens is in a slot; None where that cannot be told.
+
+    What lies there as it came from disk is its manifest's. Else it is the one of `talks` that has so many tokens and
+    is not known to be in another slot, where no other slot holds as many. A wrong name would bring a stranger's
+    conversation back for it later.
+    """
+    arrived = run.arrived.get(slot.id)
+    if arrived is not None and arrived.untouched(slot) and arrived.manifest.tokens == tokens:
+        return arrived.talk(slot, tokens)
+    fitting = [talk for talk in talks if talk.tokens == tokens > 0]
+    here = [talk for talk in fitting if talk.slot == slot.id]
+    if here:
+        return here[0]
+    others = [other for other in slots if other.id != slot.id]
+    elsewhere = {
+        run.arrived[o.id].manifest.id for o in others if o.id in run.arrived and run.arrived[o.id].untouched(o)
+    }
+    fitting = [talk for talk in fitting if talk.slot is None and talk.id not in elsewhere]
+    rivals = any(_holds(run, other) == tokens for other in others)
+    return fitting[0] if len(fitting) == 1 and not rivals else None
+
+
+def _holds(run: Run, slot: Slot) -> int:
+    """Tokens in a slot, as far as is known."""
+    arrived = run.arrived.get(slot.id)
+    return arrived.manifest.tokens if arrived is not None and arrived.untouched(slot) else slot.n_prompt_tokens or 0
