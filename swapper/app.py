@@ -36,7 +36,11 @@ from swapper.gateway.admission import Admission
 from swapper.gateway.context import GatewayContext, Limits, ModelInfo, Target
 from swapper.gateway.member import Member
 from swapper.gateway.pipe import open_session
+from swapper.gateway.resume import resume
+from swapper.gateway.written import Written
 from swapper.slotclaim import claimed
+from swapper.snapshots.bodies import Bodies
+from swapper.snapshots.index import Index
 from swapper.snapshots.shelf import Shelved
 from swapper.statefolder import StateFolder, writing
 from swapper.store.kept import Kept
@@ -53,6 +57,8 @@ log = structlog.get_logger(__name__)
 
 SHUTDOWN_S = 2.0
 ALERT_RETRY_S = 1.0
+RECORD = 200
+"""So many of the last swaps are looked through for what came back with a model that still serves."""
 LOOK_S = 2.0
 """So often the state folder is looked at though nobody asks."""
 
@@ -235,9 +241,8 @@ async def _gateway(config: Config, folder: StateFolder, store: RedisStore, stack
         max_waiting=config.policy.max_queue,
         concurrency=concurrency,
     )
-    private = (t.id for t in config.spec().tenants.values() if _strict(config, t.server))
-    member = Member(store, admission, alone=True, private=frozenset(private))
-    await member.start()
+    swaps = await store.swaps(limit=RECORD)
+    member = await _member(config, store, admission)
     stack.push_async_callback(member.close)
     session = open_session()
     stack.push_async_callback(session.close)
@@ -248,7 +253,7 @@ async def _gateway(config: Config, folder: StateFolder, store: RedisStore, stack
         body_limit=config.gateway.body_limit_bytes,
         body_budget=config.gateway.body_budget_bytes,
     )
-    return GatewayContext(
+    context = GatewayContext(
         names=config.models(),
         targets={t: _target(config, t) for t in config.spec().tenants},
         models=tuple(_model(config, t) for t in config.spec().tenants),
@@ -257,10 +262,24 @@ async def _gateway(config: Config, folder: StateFolder, store: RedisStore, stack
         member=member,
         session=session,
     )
+    for tenant in (t for t in config.spec().tenants if admission.gate(t).open):
+        resume(member.talks, tenant, swaps)
+    return context
 
 
-def _strict(config: Config, server: str) -> bool:
-    return config.tenants[server].snapshots.privacy == "strict"
+async def _member(config: Config, store: RedisStore, admission: Admission) -> Member:
+    """Joined, with the requests that earlier processes kept on disk."""
+    keeps = {t.id: config.tenants[t.server].snapshots for t in config.spec().tenants.values()}
+    private = frozenset(t for t, keep in keeps.items() if keep.privacy == "strict")
+    on_disk = frozenset(t for t, keep in keeps.items() if keep.bodies == "disk") - private
+    index = Index(followed=bool(on_disk))
+    member = Member(store, admission, alone=True, private=private, index=index)
+    written = Written(Bodies(config.state_dir / "requests", index.limits.bytes), index, on_disk)
+    await written.load()
+    if on_disk:
+        member.talks.keep_in(written)
+    await member.start()
+    return member
 
 
 def _target(config: Config, tenant: str) -> Target:

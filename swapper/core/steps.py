@@ -240,12 +240,12 @@ def _begin_open(draft: Draft) -> None:
     for tenant in arriving:
         epoch = draft.gate(tenant, open_=True)
         draft.record(Step.OPEN, tenant)
-        draft.tell_gateways(Step.OPEN, tenant, {"epoch": epoch, "swap": swap.id, **_comes_back(swap, tenant)})
+        draft.tell_gateways(Step.OPEN, tenant, {"epoch": epoch, "swap": swap.id, **comes_back(swap, tenant)})
         if not draft.world.gateways:
             draft.finish(Step.OPEN, tenant, StepOutcome.DONE)
 
 
-def _comes_back(swap: Swap, tenant: str) -> Mapping[str, object]:
+def comes_back(swap: Swap, tenant: str) -> Mapping[str, object]:
     """What a gateway must know of a tenant's conversations: what to prove, to ask for, and to send again.
 
     `loaded`: its process is a new one, so that nothing else is in it.

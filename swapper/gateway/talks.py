@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -25,6 +25,7 @@ from swapper.snapshots.index import Index
 if TYPE_CHECKING:
     from swapper.gateway.context import GatewayContext, Target
     from swapper.gateway.parse import Ask
+    from swapper.gateway.written import Written
 
 BRING_S = 10.0
 """A call waits so long for its conversation to come back from disk; then the server reads the prompt."""
@@ -53,17 +54,23 @@ class Talks:
         index: Index | None = None,
         private: frozenset[str] = frozenset(),
     ) -> None:
-        self.index = index or Index()
+        self.index = Index() if index is None else index  # an empty one is false
         self._executor = executor
         self._send = send
         self._now_ms = now_ms
         self._private = private
         self._ledgers: dict[str, Ledger] = {}
         self._moves: dict[str, int] = {}
+        self._unsettled: dict[str, list[int | None]] = {}
         self._coming: dict[tuple[str, str], asyncio.Future[bool]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._replays = Replays(self._replay)
         self._ctx: GatewayContext | None = None
+        self._written: Written | None = None
+
+    def keep_in(self, written: Written) -> None:
+        """Requests are kept on disk as well."""
+        self._written = written
 
     def attach(self, ctx: GatewayContext) -> None:
         """Where the servers are, and the session to reach them."""
@@ -82,6 +89,8 @@ class Talks:
         for task in tuple(self._tasks):
             task.cancel()
         await self.idle()
+        if self._written is not None:
+            await self._written.close()
 
     # ---- a call
 
@@ -128,11 +137,13 @@ class Talks:
         match = None if known is None else self.index.find(target.tenant, known.chain)
         if known is not None:
             self._note(known, reuse)
+        if self._written is not None:
+            self._written.due()
         if reuse is None or self._ctx is None:
             return
         unclear = known is not None and reuse.slot is None and self._ambiguous(known, reuse)
         if (ledger is not None and ledger.unproved) or unclear:
-            self._in_background(self._settle(known, match, reuse, target, ledger))
+            self._in_background(self._settled(known, match, reuse, target, ledger))
 
     def _moved(self, tenant: str) -> None:
         """A call is sent or was answered: what is seen of the slots from now on may be its doing."""
@@ -143,8 +154,6 @@ class Talks:
         if reuse is not None:
             cache_n, prompt_n, slot = reuse.cache_n, reuse.prompt_n, reuse.slot
             predicted_n = None if reuse.left is None else reuse.left - cache_n - prompt_n + 1
-            if slot is None and reuse.left is not None:
-                self.index.unseat(known.tenant, reuse.left)
         self.index.answered(
             known.tenant, known.chain, known.request, cache_n, prompt_n, predicted_n, slot, self._now_ms()
         )
@@ -154,9 +163,23 @@ class Talks:
         others = self.index.talks(known.tenant)
         return any(talk.tokens == reuse.left and talk.id != known.chain.id for talk in others)
 
-    async def _settle(
+    async def _settled(
         self, known: Known | None, match: Match | None, reuse: Reuse, target: Target, ledger: Ledger | None
     ) -> None:
+        """While it is not known which slot answered, none is believed to hold another conversation of that length."""
+        unsettled = self._unsettled.setdefault(target.tenant, [])
+        unsettled.append(reuse.left)
+        try:
+            slot = await self._settle(known, match, reuse, target, ledger)
+        finally:
+            unsettled.remove(reuse.left)
+        if known is not None and slot is None and reuse.left is not None:
+            self.index.unseat(known.tenant, reuse.left, known.chain.id)
+
+    async def _settle(
+        self, known: Known | None, match: Match | None, reuse: Reuse, target: Target, ledger: Ledger | None
+    ) -> int | None:
+        """The slot that answered, where it can be known."""
         slot = reuse.slot
         if slot is None and self._ctx is not None:
             claimed = {} if ledger is None else ledger.claimed
@@ -168,17 +191,19 @@ class Talks:
                 claimed[slot] = line.id_task
         if known is not None and slot is not None:
             self.index.stands(known.tenant, known.chain.id, slot)
-        if ledger is None or self._ledgers.get(target.tenant) is not ledger:
-            return
-        found = finding(ledger, match, reuse, slot)
-        if found is not None:
-            await self._send(Report(self._executor, ledger.card, target.tenant, 0, 0, "proof", "ok", data=found))
+        if ledger is not None and self._ledgers.get(target.tenant) is ledger:
+            found = finding(ledger, match, reuse, slot)
+            if found is not None:
+                await self._send(Report(self._executor, ledger.card, target.tenant, 0, 0, "proof", "ok", data=found))
+        return slot
 
     # ---- the coordinator's words
 
     def told(self, tenant: str) -> list[dict[str, object]]:
         """The conversations believed to be in the server, as commands and their answers tell of them."""
-        return [asdict(talk) for talk in self.index.talks(tenant)]
+        unsettled = self._unsettled.get(tenant, ())
+        talks = self.index.talks(tenant)
+        return [asdict(replace(talk, slot=None) if talk.tokens in unsettled else talk) for talk in talks]
 
     def closed(self, tenant: str) -> None:
         """The gate closes: what is unproved now stays so, and nothing is brought or replayed."""
@@ -186,6 +211,10 @@ class Talks:
         self._replays.stop(tenant)
         for key in [key for key in self._coming if key[0] == tenant]:
             self._arrived(key, came=False)
+
+    def opened_here(self, tenant: str) -> bool:
+        """Whether this process was told what came back with the tenant."""
+        return tenant in self._ledgers
 
     def opened(self, tenant: str, card: str, swap: str, args: Mapping[str, object]) -> None:
         """The gate opens. Raises msgspec.ValidationError where the arguments cannot be read."""

@@ -57,10 +57,10 @@ class _Tenant:
 class Index:
     """See the file's head. `followed`: the changes of bodies are noted for `changes`, which then has to be called."""
 
-    __slots__ = ("_bodies", "_changed", "_followed", "_limits", "_order", "_tenants", "bytes")
+    __slots__ = ("_bodies", "_changed", "_followed", "_order", "_tenants", "bytes", "limits")
 
     def __init__(self, limits: Limits | None = None, *, followed: bool = False) -> None:
-        self._limits = limits or Limits()
+        self.limits = limits or Limits()
         self._followed = followed
         self._tenants: defaultdict[str, _Tenant] = defaultdict(_Tenant)
         self._order: OrderedDict[_Key, None] = OrderedDict()
@@ -112,10 +112,10 @@ class Index:
         self._count(tenant, spent)
         return spent
 
-    def unseat(self, tenant: str, tokens: int) -> None:
-        """An answer left so many tokens in a slot that is not known: whoever has as many may stand there no more."""
+    def unseat(self, tenant: str, tokens: int, by: str) -> None:
+        """Conversation `by` left so many tokens in a slot nobody knows: whoever has as many may stand there no more."""
         for talk in self.conversations(tenant):
-            if talk.slot is not None and talk.tokens == tokens:
+            if talk.slot is not None and talk.tokens == tokens and talk.id != by:
                 self._set(tenant, replace(talk, slot=None))
 
     def stands(self, tenant: str, name: str, slot: int) -> None:
@@ -200,6 +200,11 @@ class Index:
             there = replace(talk, place=Place.SERVER, slot=slot, snapshot="", reason="", restored=True, origin=origin)
             self._set(tenant, there)
 
+    def found(self, tenant: str, name: str) -> None:
+        """A conversation is in the server after all, as far as anybody can tell; in which slot is not known."""
+        if (talk := self.conversation(tenant, name)) is not None:
+            self._set(tenant, replace(talk, place=Place.SERVER, slot=None, snapshot="", reason="", restored=False))
+
     def lost(self, tenant: str, name: str, reason: str) -> None:
         """A conversation is neither in the server nor on disk; its name as with `placed`."""
         if (talk := self._on_disk(tenant, name)) is not None:
@@ -254,7 +259,7 @@ class Index:
             known.told.add(talk.id)
         else:
             known.roots[talk.links.root].add(talk.id)
-        if talk.request is not None and len(talk.request.body) > self._limits.bytes:
+        if talk.request is not None and len(talk.request.body) > self.limits.bytes:
             talk = replace(talk, request=None)
         known.talks[talk.id] = talk
         if talk.slot is not None:
@@ -263,9 +268,9 @@ class Index:
             self._bodies[key] = None
             self.bytes += len(talk.request.body)
             self._note(key)
-        while self.bytes > self._limits.bytes:
+        while self.bytes > self.limits.bytes:
             self._drop_body(next(iter(self._bodies)))
-        while len(self._order) > self._limits.conversations:
+        while len(self._order) > self.limits.conversations:
             self._drop(*next(iter(self._order)))
 
     def _drop(self, tenant: str, name: str) -> None:

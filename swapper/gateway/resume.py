@@ -1,0 +1,40 @@
+"""What a gateway process knows of conversations after a start, while models go on serving: from the last swap's record.
+
+Invariant: a conversation is believed in the server only where nothing speaks against it: its model was not loaded
+since its last use, as far as the record goes. What is on disk is found there again, and what is unproved can be proved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from swapper.core import plan
+from swapper.core.steps import comes_back
+from swapper.core.types import Step, StepOutcome, Swap
+from swapper.gateway.talks import Talks
+from swapper.snapshots.conversation import Place
+
+
+def resume(talks: Talks, tenant: str, swaps: Sequence[Swap]) -> None:
+    """Of a tenant whose gate was open when this process began. `swaps`: the last ones, the newest first."""
+    if talks.opened_here(tenant):
+        return  # a swap has told since
+    last = next((swap for swap in swaps if _loaded(swap, tenant)), None)
+    loaded_ms = 0
+    if last is not None:
+        loaded_ms = last.ended_ms or last.started_ms
+        there = tuple(talk for talk in last.conversations if not talk.kept or talk.result is None)
+        args = comes_back(replace(last, conversations=there), tenant)
+        talks.opened(tenant, last.card, last.id, {**args, "loaded": True})
+    for talk in talks.index.conversations(tenant):
+        if talk.place is Place.COLD and talk.request is not None and talk.used_ms >= loaded_ms:
+            talks.index.found(tenant, talk.id)
+
+
+def _loaded(swap: Swap, tenant: str) -> bool:
+    """Whether it brought the tenant, by a load that was seen to end well."""
+    if tenant not in plan.arriving(swap):
+        return False
+    loads = (step for step in swap.steps if step.step is Step.LOAD and step.tenant == tenant)
+    return any(step.outcome is StepOutcome.DONE for step in loads)

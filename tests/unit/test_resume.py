@@ -1,0 +1,102 @@
+"""What a gateway that was started anew believes of conversations while their models go on serving."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+
+import pytest
+
+from swapper.core.conversations import Conversation, ProofResult
+from swapper.core.types import Step, StepOutcome, StepRecord, Swap
+from swapper.gateway.resume import resume
+from swapper.gateway.talks import Talks
+from swapper.snapshots.conversation import Place, Request
+from swapper.snapshots.index import Index
+from tests.unit.gateway_doubles import ALPHA, Served, serve
+from tests.unit.index_doubles import CHAT, body, chat
+
+LOADED_MS = 1_000
+NEW, OLD = chat("ab"), chat("cd")
+
+
+@pytest.fixture
+async def gateway() -> AsyncGenerator[Served]:
+    async with serve() as running:
+        yield running
+
+
+@pytest.fixture
+def talks(gateway: Served) -> Talks:
+    return gateway.member.talks
+
+
+def remember(index: Index, letters: str, used_ms: int) -> str:
+    index.remembered(ALPHA, chat(letters), Request(CHAT, body(letters)), 500, used_ms)
+    return chat(letters).id
+
+
+def line(letters: str, snapshot: str, **more: object) -> Conversation:
+    chain = chat(letters)
+    talk = Conversation(ALPHA, 0, snapshot, 500, 1, saved=True, id=chain.id, links=(chain.id,))
+    return replace(talk, **more)  # pyright: ignore[reportArgumentType]
+
+
+def back(*lines: Conversation) -> Swap:
+    loaded = StepRecord(Step.LOAD, ALPHA, 900, 50, outcome=StepOutcome.DONE)
+    return Swap(
+        "sw_1", "gpu0", "x", 7, (), (ALPHA,), Step.OPEN, 900, 900,
+        steps=(loaded,), conversations=lines, outcome="done", ended_ms=LOADED_MS,
+    )  # fmt: skip
+
+
+def place(talks: Talks, letters: str) -> Place:
+    talk = talks.index.conversation(ALPHA, chat(letters).id)
+    assert talk is not None
+    return talk.place
+
+
+def test_what_was_used_since_the_model_was_loaded_is_believed_in_it_and_nothing_older(talks: Talks) -> None:
+    remember(talks.index, "ab", LOADED_MS - 1)
+    remember(talks.index, "cd", LOADED_MS)
+    resume(talks, ALPHA, [back()])
+    assert (place(talks, "ab"), place(talks, "cd")) == (Place.COLD, Place.SERVER)
+
+
+def test_of_a_model_that_no_swap_loaded_all_is_believed(talks: Talks) -> None:
+    remember(talks.index, "ab", 1)
+    resume(talks, ALPHA, [])
+    assert place(talks, "ab") is Place.SERVER
+
+
+def test_a_swap_that_did_not_load_it_tells_nothing(talks: Talks) -> None:
+    remember(talks.index, "ab", LOADED_MS)
+    away = replace(back(), id="sw_2", from_=(ALPHA,), to=(), steps=(), ended_ms=5_000)
+    failed = replace(back(), id="sw_3", ended_ms=5_000, steps=(
+        StepRecord(Step.LOAD, ALPHA, 900, 50, outcome=StepOutcome.FAILED),
+    ))  # fmt: skip
+    resume(talks, ALPHA, [failed, away, back()])
+    assert place(talks, "ab") is Place.SERVER
+
+
+def test_what_stayed_on_disk_is_found_there_and_what_came_back_is_in_its_slot(talks: Talks) -> None:
+    remember(talks.index, "ab", 1)
+    lines = (
+        line("ab", "a.kv", kept=True, slot=-1),
+        line("cd", "b.kv", restored=True, result=ProofResult.UNPROVED, slot=1),
+    )
+    resume(talks, ALPHA, [back(*lines)])
+    assert (place(talks, "ab"), place(talks, "cd")) == (Place.DISK, Place.SERVER)
+    assert talks.opened_here(ALPHA)
+
+
+def test_what_came_back_from_disk_and_was_seen_warm_is_not_said_to_lie_there(talks: Talks) -> None:
+    resume(talks, ALPHA, [back(line("ab", "a.kv", kept=True, restored=True, result=ProofResult.WARM))])
+    assert talks.index.conversations(ALPHA) == ()
+
+
+def test_a_swap_that_has_told_since_is_not_overruled(talks: Talks) -> None:
+    talks.opened(ALPHA, "gpu0", "sw_9", {"loaded": True})
+    remember(talks.index, "ab", LOADED_MS)
+    resume(talks, ALPHA, [back()])
+    assert place(talks, "ab") is Place.COLD
