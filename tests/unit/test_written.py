@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,8 @@ from swapper.gateway.written import Written
 from swapper.snapshots.bodies import Bodies
 from swapper.snapshots.conversation import Conversation, Place
 from swapper.snapshots.index import Index, Limits
-from tests.unit.gateway_doubles import ALPHA, serve
+from tests.unit.gateway_doubles import ALPHA, CHAT, serve
 from tests.unit.index_doubles import OTHER, TENANT, answer, body
-from tests.unit.test_talks import talked
 
 BOTH = frozenset({TENANT, OTHER})
 
@@ -111,6 +111,9 @@ async def test_an_answered_call_is_on_disk_soon_and_its_answer_does_not_wait_for
         talks = gateway.member.talks
         talks.index = index
         talks.keep_in(written(tmp_path, index, frozenset({ALPHA})))
-        await talked(gateway)
+        over = asyncio.Event()
+        gateway.ctx.told = lambda *_: over.set()
+        await gateway.call(CHAT)
+        await over.wait()
     (kept,) = tmp_path.iterdir()
     assert b'"content": "hi"' in kept.read_bytes()
