@@ -112,7 +112,7 @@ async def test_an_answered_call_is_on_disk_soon_and_its_answer_does_not_wait_for
         talks.index = index
         talks.keep_in(written(tmp_path, index, frozenset({ALPHA})))
         over = asyncio.Event()
-        gateway.ctx.told = lambda *_: over.set()
+        gateway.ctx.told = lambda _tenant, _code, _waited_ms: over.set()
         await gateway.call(CHAT)
         await over.wait()
     (kept,) = tmp_path.iterdir()
