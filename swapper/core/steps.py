@@ -221,10 +221,14 @@ def _restore_args(swap: Swap, talk: Conversation) -> Mapping[str, object]:
     args: dict[str, object] = {"snapshot": talk.snapshot, "slot": talk.slot}
     if talk.slot < 0:
         args["displaced"] = plan.snapshot_name(talk.tenant, swap.token, "d")
-        args["talks"] = [
-            {"id": c.id, "links": list(c.links), "tokens": c.tokens, "used_ms": c.used_ms} for c in swap.known
-        ]
+        args["talks"] = [_as_told(c) for c in swap.known]
     return args
+
+
+def _as_told(c: Conversation) -> Mapping[str, object]:
+    """A conversation believed to be in the server; `slot` where it was seen."""
+    slot = c.slot if c.slot >= 0 else None
+    return {"id": c.id, "links": list(c.links), "tokens": c.tokens, "used_ms": c.used_ms, "slot": slot}
 
 
 def _to_restore(talk: Conversation) -> bool:

@@ -8,8 +8,10 @@ from swapper.core import tend
 from swapper.core.types import Gate, Report
 from tests.support.play import MED, Play, spec, tenant
 
-TALK: dict[str, object] = {"id": "a" * 32, "links": [], "tokens": 50, "used_ms": 1}
-WANTED: dict[str, object] = {"snapshot": "med.1.c2.kv", "tokens": 900, "talks": [TALK]}
+TALK: dict[str, object] = {"id": "a" * 32, "links": [], "tokens": 50, "used_ms": 1, "slot": 1}
+UNSEEN: dict[str, object] = {**TALK, "id": "b" * 32, "slot": None}
+"""Which slot holds it nobody saw."""
+WANTED: dict[str, object] = {"snapshot": "med.1.c2.kv", "tokens": 900, "talks": [TALK, UNSEEN]}
 
 
 def serving() -> Play:
@@ -32,7 +34,7 @@ def test_the_agent_puts_it_where_it_pushes_out_least_and_the_gateways_are_told_o
     assert (command.executor, command.verb, command.token) == ("agent:main", "restore", 999)
     assert command.args["slot"] == -1
     assert command.args["displaced"] == "llama-med.3e7.d.kv"
-    assert command.args["talks"] == [TALK]
+    assert command.args["talks"] == [TALK, UNSEEN]
     made_room = {"snapshot": "llama-med.3e7.d.kv", "slot": 1, "tokens": 50, "bytes": 7, "id": "a" * 32}
     play.answer(command, slot=1, tokens=900, displaced=made_room)
     assert play.card.swap is None
