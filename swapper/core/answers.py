@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
-from swapper.core import comeback, keeping, plan
+from swapper.core import comeback, keeping, plan, saving
 from swapper.core.commit import LeaseChange
 from swapper.core.conversations import Conversation, ProofResult, Strategy
 from swapper.core.draft import Draft
@@ -89,7 +89,7 @@ def _drained(draft: Draft, command: Command, report: Report) -> None:
         _lost(draft, command.tenant, "it was not loaded any more, and what its slots held went with it")
     keeping.learn(draft, command.tenant, report.data)
     slots = cast("Sequence[Mapping[str, int]]", report.data.get("slots", ()))
-    found = () if report.data.get("gone") else keeping.plan_saves(draft, command.tenant, slots)
+    found = () if report.data.get("gone") else saving.plan_saves(draft, command.tenant, slots)
     draft.update(conversations=(*draft.swap.conversations, *found))
     lost = [c for c in found if c.result is ProofResult.COLD]
     if lost and configured.save_required:

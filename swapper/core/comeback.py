@@ -59,7 +59,16 @@ def kept(tenant: str, c: Candidate) -> Conversation:
 def _line(tenant: str, c: Candidate, slot: int | None = None) -> Conversation:
     where = c.slot if slot is None else slot
     return Conversation(
-        tenant, where, c.snapshot, c.tokens, c.bytes, c.strategy, saved=True, id=c.id, links=c.links, used_ms=c.used_ms
+        tenant,
+        where,
+        c.snapshot,
+        c.tokens,
+        c.bytes,
+        c.strategy,
+        saved=True,
+        head=c.id,
+        links=c.links,
+        used_ms=c.used_ms,
     )
 
 
@@ -92,7 +101,7 @@ def _replayed(draft: Draft, tenant: str, lines: Sequence[Conversation], room: in
 
 def _again(refused: Conversation) -> Conversation:
     """The second line of a conversation whose snapshot must not be used."""
-    return replace(refused, snapshot=f"{keeping.REPLAYED}{refused.id}", strategy=Strategy.REPLAY)
+    return replace(refused, snapshot=f"{keeping.REPLAYED}{refused.head}", strategy=Strategy.REPLAY)
 
 
 def _int(data: Mapping[str, object], key: str) -> int:

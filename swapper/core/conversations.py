@@ -1,7 +1,7 @@
 """Conversations as a swap sees them, and what is known of how a tenant's are kept. Frozen values, no I/O.
 
-A conversation is one chat's message chain. It is known by `id`, the newest link of its digest chain, where a gateway
-saw its requests; else only by the slot it lay in.
+A conversation is one chat's message chain. It is known by its `head`, the newest link of its digest chain, where a
+gateway saw its requests; else only by the slot it lay in.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Conversation:
 
     `snapshot` is the file name inside the tenant's slot folder; `tokens` and `bytes` are the server's own figures.
     `slot` is where it lies now (the saved slot in a swap out, the restored one in a swap back), -1 where that is not
-    known. `id` and `links` (the last of its chain, oldest first) as the gateway said them, `used_ms` its last use,
+    known. `head` and `links` (the last of its chain, oldest first) as the gateway said them, `used_ms` its last use,
     `gateway` the executor that has its last request, None where nobody has. `recall`: that request is to be sent again
     before the save. `replaces`: the older snapshot it came back from. `kept`: it stays on disk until it is asked for.
     """
@@ -55,7 +55,7 @@ class Conversation:
     result: ProofResult | None = None
     cache_n: int | None = None
     reason: str | None = None
-    id: str = ""
+    head: str = ""
     links: tuple[str, ...] = ()
     used_ms: int = 0
     gateway: str | None = None

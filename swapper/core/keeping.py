@@ -10,12 +10,11 @@ another conversation out of its slot, which is saved by then.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
-from swapper.core import plan
-from swapper.core.conversations import Conversation, Keeping, ProofResult, Strategy
+from swapper.core.conversations import Conversation, Keeping, ProofResult
 from swapper.core.draft import Draft
 from swapper.core.types import Card, Command, Report, Step, WorkClass
 
@@ -68,7 +67,7 @@ def _talk(tenant: str, gateway: str, said: Mapping[str, object]) -> Conversation
         "",
         _int(said, "tokens"),
         0,
-        id=str(said.get("id", "")),
+        head=str(said.get("id", "")),
         links=_texts(said.get("links", ())),
         used_ms=_int(said, "used_ms"),
         gateway=gateway if said.get("recallable") else None,
@@ -77,100 +76,13 @@ def _talk(tenant: str, gateway: str, said: Mapping[str, object]) -> Conversation
     )
 
 
-def plan_saves(draft: Draft, tenant: str, slots: Sequence[Mapping[str, int]]) -> tuple[Conversation, ...]:
-    """What is to be saved, recalled or said lost of a tenant whose slots hold `slots` ({slot, tokens})."""
-    keeping, token = of(draft.card, tenant), draft.swap.token
-    known = _newest(c for c in draft.swap.known if c.tenant == tenant)
-    if keeping.strategy is Strategy.OFF:
-        why = "; ".join(keeping.demoted.values()) or "its conversations are not kept (strategy off)"
-        return tuple(_cold(c, why, Strategy.OFF) for c in known)
-    found = _in_slots(slots, known)
-    if keeping.strategy is Strategy.REPLAY:
-        texts = [_to_replay(c) if c.gateway else _cold(c, _NO_TEXT, Strategy.REPLAY) for c in known]
-        return (*texts, *_unnamed(tenant, [use for use in slots if use["slot"] not in found], len(known) - len(found)))
-    configured = draft.spec.tenants.get(tenant)
-    sweep = configured is None or configured.sweep
-    rewind = keeping.strategy is Strategy.REWIND
-    as_they_are: list[Conversation] = []
-    recalls: list[Conversation] = []
-    for use in slots:
-        talk = found.get(use["slot"]) or Conversation(tenant, use["slot"], "", use["tokens"], 0)
-        untouched = talk.restored  # as it was saved: it need not be rewound, and could not be without being read anew
-        talk = replace(talk, slot=use["slot"], tokens=use["tokens"], restored=False)
-        if rewind and talk.gateway is not None and not untouched:
-            recalls.append(replace(talk, recall=True, strategy=Strategy.REWIND))
-        else:
-            how = keeping.strategy if untouched else Strategy.SLOTS
-            name = plan.snapshot_name(tenant, token, use["slot"])
-            as_they_are.append(replace(talk, snapshot=name, strategy=how))
-    in_slots = {c.id for c in found.values()}
-    beyond = [c for c in known if c.id not in in_slots]
-    anonymous = len(as_they_are) - sum(1 for c in as_they_are if c.id)
-    recalls += [_to_recall(c, keeping.strategy) for c in beyond if c.gateway and sweep]
-    if len(beyond) > anonymous:  # else one of the unnamed slots may be it
-        why = _NO_TEXT if sweep else "it was not in a slot, and only slots are saved (sweep: false)"
-        as_they_are += [_cold(c, why, keeping.strategy) for c in beyond if not (c.gateway and sweep)]
-    recalls.sort(key=lambda c: -c.used_ms)
-    named = [replace(c, snapshot=plan.snapshot_name(tenant, token, f"c{k}")) for k, c in enumerate(recalls)]
-    return (*as_they_are, *named)
-
-
-def _unnamed(tenant: str, slots: Sequence[Mapping[str, int]], may_be: int) -> Iterable[Conversation]:
-    """Slots whose conversation nobody knows, where only texts are kept; `may_be` of them may be one that is known."""
-    why = "nobody knows whose conversation this is, and this model's can only be read again from their text"
-    for use in slots[max(may_be, 0) :]:
-        line = Conversation(tenant, use["slot"], f"slot {use['slot']}", use["tokens"], 0, strategy=Strategy.REPLAY)
-        yield replace(line, result=ProofResult.COLD, reason=why)
-
-
-_NO_TEXT = "it was not in a slot, and its last request is not kept, so that it could not be recalled"
-
-
-def _newest(talks: Iterable[Conversation]) -> list[Conversation]:
-    """Each conversation once, as whoever used it last knows it, the most recent first."""
-    newest: dict[str, Conversation] = {}
-    for talk in sorted(talks, key=lambda c: (c.used_ms, c.gateway is not None)):
-        newest[talk.id] = talk
-    return sorted(newest.values(), key=lambda c: -c.used_ms)
-
-
-def _in_slots(slots: Sequence[Mapping[str, int]], talks: Sequence[Conversation]) -> Mapping[int, Conversation]:
-    """Slot -> the conversation in it: the one said to be there, or the only one of as many tokens.
-
-    Of one that was restored and not used since the server says no number.
-    """
-    holds = {use["slot"]: use["tokens"] for use in slots}
-    there = (c for c in reversed(talks) if c.slot in holds)
-    found = {c.slot: c for c in there if holds[c.slot] == c.tokens or (c.restored and not holds[c.slot])}
-    placed = {c.id for c in found.values()}
-    for slot, tokens in holds.items():
-        fitting = [c for c in talks if c.tokens == tokens and c.id not in placed]
-        rivals = [s for s, n in holds.items() if n == tokens and s not in found]
-        if tokens and slot not in found and len(fitting) == 1 and len(rivals) == 1:
-            found[slot] = fitting[0]
-    return found
-
-
-def _to_recall(talk: Conversation, strategy: Strategy) -> Conversation:
-    return replace(talk, slot=-1, recall=True, strategy=strategy, restored=False)
-
-
-def _cold(talk: Conversation, why: str, strategy: Strategy) -> Conversation:
-    name = f"{REPLAYED}{talk.id}"
-    return replace(talk, slot=-1, snapshot=name, strategy=strategy, restored=False, result=ProofResult.COLD, reason=why)
-
-
-def _to_replay(talk: Conversation) -> Conversation:
-    return replace(talk, slot=-1, snapshot=f"{REPLAYED}{talk.id}", strategy=Strategy.REPLAY, saved=True, restored=False)
-
-
 def recall(draft: Draft, tenant: str) -> bool:
     """Command the next recall of a tenant that has none; False when nothing is left to recall."""
     while (talk := _next(draft, tenant)) is not None:
         why = _no_recall(draft, talk)
         if why is None and talk.gateway is not None:
             left = _until(draft) - draft.now
-            args = {"conversation": talk.id, "name": talk.snapshot, "limit_ms": min(left, RECALL_MS)}
+            args = {"conversation": talk.head, "name": talk.snapshot, "limit_ms": min(left, RECALL_MS)}
             draft.record(Step.SAVE, tenant)
             draft.command(talk.gateway, RECALL, tenant, args)
             return True
@@ -215,8 +127,8 @@ def recalled(draft: Draft, command: Command, report: Report) -> str | None:
 def save_args(talk: Conversation) -> Mapping[str, object]:
     """Arguments of a save: which slot, under which fresh name, and whose conversation it is where that is known."""
     args: dict[str, object] = {"slot": talk.slot, "name": talk.snapshot, "strategy": talk.strategy}
-    if talk.id:
-        args["conversation"] = {"id": talk.id, "links": list(talk.links), "used_ms": talk.used_ms}
+    if talk.head:
+        args["conversation"] = {"id": talk.head, "links": list(talk.links), "used_ms": talk.used_ms}
     if talk.replaces:
         args["replaces"] = talk.replaces
     return args

@@ -105,7 +105,7 @@ def _say_placed(draft: Draft, tenant: str) -> None:
         "slot": asked.slot,
         "tokens": asked.tokens,
         "detail": asked.reason,
-        "kept": [{"snapshot": c.snapshot, "id": c.id, "links": list(c.links), "tokens": c.tokens} for c in kept],
+        "kept": [{"snapshot": c.snapshot, "id": c.head, "links": list(c.links), "tokens": c.tokens} for c in kept],
     }
     draft.order(PLACED, tenant, said)
 
@@ -228,7 +228,7 @@ def _restore_args(swap: Swap, talk: Conversation) -> Mapping[str, object]:
 def _as_told(c: Conversation) -> Mapping[str, object]:
     """A conversation believed to be in the server; `slot` where it was seen."""
     slot = c.slot if c.slot >= 0 else None
-    return {"id": c.id, "links": list(c.links), "tokens": c.tokens, "used_ms": c.used_ms, "slot": slot}
+    return {"id": c.head, "links": list(c.links), "tokens": c.tokens, "used_ms": c.used_ms, "slot": slot}
 
 
 def _to_restore(talk: Conversation) -> bool:
@@ -258,15 +258,15 @@ def comes_back(swap: Swap, tenant: str) -> Mapping[str, object]:
     return {
         "loaded": any(r.step is Step.LOAD and r.tenant == tenant for r in swap.steps),
         "unproved": [
-            {"snapshot": c.snapshot, "slot": c.slot, "tokens": c.tokens, "id": c.id, "links": list(c.links)}
+            {"snapshot": c.snapshot, "slot": c.slot, "tokens": c.tokens, "id": c.head, "links": list(c.links)}
             for c in mine
             if c.result is ProofResult.UNPROVED
         ],
         "kept": [
-            {"snapshot": c.snapshot, "id": c.id, "links": list(c.links), "tokens": c.tokens} for c in mine if c.kept
+            {"snapshot": c.snapshot, "id": c.head, "links": list(c.links), "tokens": c.tokens} for c in mine if c.kept
         ],
         "recall": [
-            {"snapshot": c.snapshot, "id": c.id, "tokens": c.tokens}
+            {"snapshot": c.snapshot, "id": c.head, "tokens": c.tokens}
             for c in mine
             if c.strategy == Strategy.REPLAY and c.saved and c.result is None
         ],

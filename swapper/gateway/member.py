@@ -307,8 +307,9 @@ class Member:
             case Step.CLOSE:
                 self.talks.closed(tenant)
                 in_flight = self._admission.close(tenant, epoch)
-                talks = {"talks": self.talks.told(tenant)} if in_flight == 0 else {}
-                return answer_to(command, "ok", data={"in_flight": in_flight, **talks})
+                if in_flight or self.talks.looking(tenant):  # the drain that follows waits for both
+                    return answer_to(command, "ok", data={"in_flight": in_flight or 1})
+                return answer_to(command, "ok", data={"in_flight": 0, "talks": self.talks.told(tenant)})
             case Step.DRAIN:
                 return lambda: self._drained(command, tenant)
             case "cut":
@@ -330,6 +331,7 @@ class Member:
     async def _drained(self, command: Command, tenant: str, data: Mapping[str, object] | None = None) -> Report:
         """Once nothing of the tenant is in flight any more."""
         await self._admission.drained(tenant)
+        await self.talks.looked()
         return answer_to(command, "ok", data={"talks": self.talks.told(tenant)} if data is None else data)
 
     async def _recalled(self, command: Command) -> Report:

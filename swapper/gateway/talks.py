@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, cast
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 BRING_S = 10.0
 """A call waits so long for its conversation to come back from disk; then the server reads the prompt."""
+LOOK_S = 2.0
+"""A drained gateway waits so long for answers that are still being looked at."""
 WORTH_TOKENS = 128
 """Fewer are read faster than they are brought."""
 
@@ -80,6 +83,16 @@ class Talks:
         """Return when no answer is being looked at."""
         while self._tasks:
             await asyncio.wait(tuple(self._tasks))
+
+    def looking(self, tenant: str) -> bool:
+        """Whether an answer of the tenant is still being looked at."""
+        return bool(self._unsettled.get(tenant))
+
+    async def looked(self) -> None:
+        """Return when the last answers were looked at, or soon: what they prove is lost once their slots are."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                await self.idle()
 
     async def close(self) -> None:
         """Give up what is being looked at, replayed or waited for."""
@@ -206,8 +219,7 @@ class Talks:
         return [asdict(replace(talk, slot=None) if talk.tokens in unsettled else talk) for talk in talks]
 
     def closed(self, tenant: str) -> None:
-        """The gate closes: what is unproved now stays so, and nothing is brought or replayed."""
-        self._ledgers.pop(tenant, None)
+        """The gate closes: nothing is brought or replayed any more; what is in flight may still prove something."""
         self._replays.stop(tenant)
         for key in [key for key in self._coming if key[0] == tenant]:
             self._arrived(key, came=False)
@@ -220,7 +232,8 @@ class Talks:
         """The gate opens. Raises msgspec.ValidationError where the arguments cannot be read."""
         unproved = read_unproved(args.get("unproved"))
         kept = _read_kept(args.get("kept"))
-        self._ledgers[tenant] = Ledger(card, swap, unproved)
+        if args.get("loaded") or unproved or tenant not in self._ledgers:  # else it is as it was before the gate closed
+            self._ledgers[tenant] = Ledger(card, swap, unproved)
         if args.get("loaded"):
             self.index.left(tenant, "the model was unloaded, and this conversation was not saved")
             self.index.kept(tenant, (*(Kept(one.snapshot, one.id, one.links, one.tokens) for one in unproved), *kept))

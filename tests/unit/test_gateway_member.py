@@ -365,7 +365,7 @@ async def test_nothing_is_asked_of_the_server_while_nothing_is_to_be_proved() ->
     async with serve(opened=False) as gateway:
         await restored(gateway)
         await told(gateway, command("close", 11, 1, epoch=3))
-        await told(gateway, command("open", 11, 2, epoch=4, swap="sw_2", unproved=[]))
+        await told(gateway, command("open", 11, 2, epoch=4, swap="sw_2", loaded=True, unproved=[]))
         gateway.upstream.scripts = [Stream().put(*finished(3990, 50))]
         await gateway.call(STREAM)
         await gateway.member.talks.idle()

@@ -76,7 +76,7 @@ def back(play: Play, offer: Offer, n_slots: int = 2, **load: object) -> Play:
 
 def offered(play: Play) -> list[dict[str, object]]:
     return [
-        {"snapshot": c.snapshot, "slot": c.slot, "tokens": c.tokens, "bytes": c.bytes, "id": c.id, "links": [c.id]}
+        {"snapshot": c.snapshot, "slot": c.slot, "tokens": c.tokens, "bytes": c.bytes, "id": c.head, "links": [c.head]}
         for c in sorted(play.card.saved, key=lambda c: -c.used_ms)
         if c.strategy != Strategy.REPLAY
     ]
@@ -87,7 +87,7 @@ def nothing(_: Play) -> list[dict[str, object]]:
 
 
 def lines(play: Play) -> dict[str, Conversation]:
-    return {c.id: c for c in play.swap.conversations}
+    return {c.head: c for c in play.swap.conversations}
 
 
 def test_a_slot_is_saved_as_the_only_conversation_of_as_many_tokens() -> None:
@@ -104,11 +104,11 @@ def test_where_the_gateway_knows_the_slot_equal_lengths_are_told_apart() -> None
     assert {slot: said["id"] for slot, said in found.items()} == {1: A, 0: B}  # pyright: ignore[reportIndexIssue]
 
 
-def test_slots_of_equal_length_that_nobody_tells_apart_are_saved_unnamed_and_their_conversations_recalled() -> None:
-    slots = [{"slot": 0, "tokens": 1500}, {"slot": 1, "tokens": 1500}]
+def test_slots_of_equal_length_that_nobody_tells_apart_are_not_saved_but_their_conversations_recalled() -> None:
+    slots = [{"slot": 0, "tokens": 1500}, {"slot": 1, "tokens": 1500}, {"slot": 2, "tokens": 7}]
     play = leaving([talk(A, 1500, 2), talk(B, 1500, 1)], slots)
-    assert all("conversation" not in c.args for c in saves(play))
-    assert [verb for verb, _ in save_all(play)] == ["save", "save", "recall", "save", "recall", "save"]
+    assert [c.args["slot"] for c in saves(play)] == [2]
+    assert [verb for verb, _ in save_all(play)] == ["save", "recall", "save", "recall", "save"]
 
 
 def test_beyond_the_slots_one_after_the_other_is_recalled_and_saved_the_most_recent_first() -> None:
@@ -120,7 +120,7 @@ def test_beyond_the_slots_one_after_the_other_is_recalled_and_saved_the_most_rec
     assert done[2][1]["slot"] == 1
     play.run()
     assert play.lease("a").state is LeaseState.GRANTED
-    assert [c.id for c in play.card.saved] == [A, B, C]
+    assert [c.head for c in play.card.saved] == [A, B, C]
 
 
 def test_without_sweep_what_is_beyond_the_slots_is_cold_and_said_so() -> None:
@@ -229,7 +229,7 @@ def test_a_refused_snapshot_is_cold_and_its_text_is_replayed_on_a_second_line() 
     back(play, lambda play: [{**one, "refused": why} for one in offered(play)])
     cold, again = play.swap.conversations
     assert (cold.result, cold.reason) == (ProofResult.COLD, why)
-    assert (again.strategy, again.id, again.result) == ("replay", A, None)
+    assert (again.strategy, again.head, again.result) == ("replay", A, None)
     assert play.pending("open").args["recall"]
 
 

@@ -214,3 +214,19 @@ async def test_a_slot_is_believed_no_more_once_an_equally_long_answer_came_from_
         await talked(gateway, [{"role": "user", "content": "something else"}])
         await gateway.member.talks.idle()
         assert {talk.slot for talk in gateway.member.talks.index.talks(ALPHA)} == {None}
+
+
+async def test_a_gate_that_shuts_while_an_answer_is_looked_at_is_drained_only_once_that_has_proved_what_it_can() -> (
+    None
+):
+    async with serve() as gateway:
+        back = [{"snapshot": "a.kv", "slot": 1, "tokens": 2_000}]
+        await say(gateway, "open", 1, epoch=2, swap="sw_1", loaded=True, unproved=back)
+        gateway.upstream.slots = [{"id": 1, "is_processing": False, "id_task": 9, "n_prompt_tokens": 2_014}]
+        gateway.upstream.scripts = [answer(figures(1_990, 20))]
+        await gateway.call(body(TURN_2))
+        report = await say(gateway, "close", 2, epoch=3)
+        assert report.data == {"in_flight": 1}
+        await gateway.link.send(command("drain", 3, {"epoch": 3}))
+        verbs = [(await gateway.link.reports.get()).verb for _ in range(2)]
+        assert verbs == ["proof", "drain"]

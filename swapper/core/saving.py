@@ -1,0 +1,128 @@
+"""Which conversations of a tenant that leaves are saved as they lie in their slots, and which are recalled first. Pure.
+
+What a gateway knows and what the server's slots hold are two lists: they meet where the gateway said which slot, or by
+the number of tokens where that leaves no doubt. What cannot be kept is said here, before anything is unloaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from swapper.core import plan
+from swapper.core.conversations import Conversation, Keeping, ProofResult, Strategy
+from swapper.core.draft import Draft
+from swapper.core.keeping import REPLAYED, of
+
+Slots = Sequence[Mapping[str, int]]
+"""What the server's slots hold: {slot, tokens}; 0 tokens where the server does not say, right after a restore."""
+_NO_TEXT = "it was not in a slot, and its last request is not kept, so that it could not be recalled"
+_NO_SWEEP = "it was not in a slot, and only slots are saved (sweep: false)"
+_NOBODYS = "nobody knows whose conversation this is, and this model's can only be read again from their text"
+
+
+def plan_saves(draft: Draft, tenant: str, slots: Slots) -> tuple[Conversation, ...]:
+    """The lines of a tenant: to be saved as they are, to be recalled and then saved, kept as a text, or lost."""
+    keeping = of(draft.card, tenant)
+    known = _newest(c for c in draft.swap.known if c.tenant == tenant)
+    found = _in_slots(slots, known)
+    match keeping.strategy:
+        case Strategy.OFF:
+            why = "; ".join(keeping.demoted.values()) or "its conversations are not kept (strategy off)"
+            return tuple(_cold(c, why, Strategy.OFF) for c in known)
+        case Strategy.REPLAY:
+            unnamed = [use for use in slots if use["slot"] not in found]
+            return (*map(_as_text, known), *_nobodys(tenant, unnamed, len(known) - len(found)))
+        case _:
+            return _saved(draft, tenant, slots, found, [c for c in known if c not in found.values()])
+
+
+def _saved(
+    draft: Draft, tenant: str, slots: Slots, found: Mapping[int, Conversation], others: Sequence[Conversation]
+) -> tuple[Conversation, ...]:
+    """`found`: slot -> the conversation in it; `others` are in no slot, or in one that is not known."""
+    keeping, token = of(draft.card, tenant), draft.swap.token
+    configured = draft.spec.tenants.get(tenant)
+    sweep = configured is None or configured.sweep
+    recallable = [c for c in others if c.gateway is not None and sweep]
+    lengths = {c.tokens for c in recallable}
+    as_they_are = [
+        _in_slot(tenant, use, found.get(use["slot"]), keeping) for use in slots if _is_one(use, found, lengths)
+    ]
+    recalls = [c for c in as_they_are if c.recall] + [_to_recall(c, keeping.strategy) for c in recallable]
+    named = [c for c in as_they_are if not c.recall]
+    unnamed = sum(1 for c in named if not c.head)
+    lost = [c for c in others if c not in recallable]
+    if len(others) <= unnamed:  # one of the unnamed slots may be it
+        lost = []
+    recalls.sort(key=lambda c: -c.used_ms)
+    return (
+        *(replace(c, snapshot=plan.snapshot_name(tenant, token, c.slot)) for c in named),
+        *(_cold(c, _NO_TEXT if sweep else _NO_SWEEP, keeping.strategy) for c in lost),
+        *(replace(c, snapshot=plan.snapshot_name(tenant, token, f"c{k}")) for k, c in enumerate(recalls)),
+    )
+
+
+def _is_one(use: Mapping[str, int], found: Mapping[int, Conversation], lengths: Collection[int]) -> bool:
+    """Not one of several equally long conversations, each of which will be recalled and saved under its name."""
+    return use["slot"] in found or use["tokens"] not in lengths
+
+
+def _in_slot(tenant: str, use: Mapping[str, int], talk: Conversation | None, keeping: Keeping) -> Conversation:
+    """What lies in a slot; of a model that needs it, rewound first, unless it lies there as it was saved."""
+    there = talk or Conversation(tenant, use["slot"], "", use["tokens"], 0)
+    untouched, rewound = there.restored, keeping.strategy is Strategy.REWIND
+    there = replace(there, slot=use["slot"], tokens=use["tokens"], restored=False)
+    if rewound and there.gateway is not None and not untouched:
+        return replace(there, recall=True, strategy=Strategy.REWIND)
+    return replace(there, strategy=keeping.strategy if untouched else Strategy.SLOTS)
+
+
+def _newest(talks: Iterable[Conversation]) -> list[Conversation]:
+    """Each conversation once, as whoever used it last knows it, the most recent first."""
+    newest: dict[str, Conversation] = {}
+    for talk in sorted(talks, key=lambda c: (c.used_ms, c.gateway is not None)):
+        newest[talk.head] = talk
+    return sorted(newest.values(), key=lambda c: -c.used_ms)
+
+
+def _in_slots(slots: Slots, talks: Sequence[Conversation]) -> Mapping[int, Conversation]:
+    """Slot -> the conversation in it: the one said to be there, or the only one of as many tokens.
+
+    Of one that was restored and not used since the server says no number.
+    """
+    holds = {use["slot"]: use["tokens"] for use in slots}
+    there = (c for c in reversed(talks) if c.slot in holds)
+    found = {c.slot: c for c in there if holds[c.slot] == c.tokens or (c.restored and not holds[c.slot])}
+    placed = {c.head for c in found.values()}
+    for slot, tokens in holds.items():
+        fitting = [c for c in talks if c.tokens == tokens and c.head not in placed]
+        rivals = [s for s, n in holds.items() if n == tokens and s not in found]
+        if tokens and slot not in found and len(fitting) == 1 and len(rivals) == 1:
+            found[slot] = fitting[0]
+    return found
+
+
+def _to_recall(talk: Conversation, strategy: Strategy) -> Conversation:
+    return replace(talk, slot=-1, recall=True, strategy=strategy, restored=False)
+
+
+def _as_text(talk: Conversation) -> Conversation:
+    if talk.gateway is None:
+        return _cold(talk, _NO_TEXT, Strategy.REPLAY)
+    return replace(_unplaced(talk, Strategy.REPLAY), saved=True)
+
+
+def _cold(talk: Conversation, why: str, strategy: Strategy) -> Conversation:
+    return replace(_unplaced(talk, strategy), result=ProofResult.COLD, reason=why)
+
+
+def _unplaced(talk: Conversation, strategy: Strategy) -> Conversation:
+    return replace(talk, slot=-1, snapshot=f"{REPLAYED}{talk.head}", strategy=strategy, restored=False)
+
+
+def _nobodys(tenant: str, slots: Slots, may_be: int) -> Iterable[Conversation]:
+    """Slots whose conversation nobody knows, where only texts are kept; `may_be` of them may be one that is known."""
+    for use in slots[max(may_be, 0) :]:
+        line = Conversation(tenant, use["slot"], f"slot {use['slot']}", use["tokens"], 0, strategy=Strategy.REPLAY)
+        yield replace(line, result=ProofResult.COLD, reason=_NOBODYS)
