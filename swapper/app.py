@@ -38,6 +38,7 @@ from swapper.gateway.member import Member
 from swapper.gateway.pipe import open_session
 from swapper.gateway.resume import resume
 from swapper.gateway.written import Written
+from swapper.ourselves import Ourselves
 from swapper.slotclaim import claimed
 from swapper.snapshots.bodies import Bodies
 from swapper.snapshots.index import Index
@@ -140,7 +141,8 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
         folder = StateFolder(config.state_dir)
         stack.callback(folder.release)
         stack.enter_context(claimed(config))
-        store = await _store(config, folder, stack, failed)
+        kept = Kept(folder.path) if config.redis is None else None
+        store = await _store(config, folder, stack, failed, kept)
         spec = config.spec()
         controls = {name: control_of(name, entry, config) for name, entry in config.tenants.items()}
         backends = {name: backend_of(name, entry, config, controls[name]) for name, entry in config.tenants.items()}
@@ -160,16 +162,19 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
         await _or_failed(coordinator.listening, failed)
         await _background(stack, failed, agent.run(), "agent")
         context = _api(config, store, live, front, backends)
+        context.whose = _ourselves(config, kept, controls).whose
         front.told = context.meter.answered
         url = await _serve(config, context, front, stack)
         await _background(stack, failed, context.count(), "metrics")
         yield Running(url, store, spec, coordinator, controls, config, failed)
 
 
-async def _store(config: Config, folder: StateFolder, stack: AsyncExitStack, failed: asyncio.Future[str]) -> RedisStore:
-    url = config.redis
-    if url is None:
-        kept = Kept(folder.path)
+async def _store(
+    config: Config, folder: StateFolder, stack: AsyncExitStack, failed: asyncio.Future[str], kept: Kept | None
+) -> RedisStore:
+    """`kept` is ours to start; None where the configuration names one."""
+    url = config.redis or ""
+    if kept is not None:
         try:
             url = (await kept.start()).url
         except StoreDown as down:
@@ -347,6 +352,14 @@ def _api(
         shelves={name: shelf for name, one in owners.items() if (shelf := one.shelf()) is not None},
         index=front.talks.index,
         n_slots={tenant: found.n_parallel for tenant, found in options.items() if found is not None},
+    )
+
+
+def _ourselves(config: Config, kept: Kept | None, controls: Mapping[str, Control]) -> Ourselves:
+    return Ourselves(
+        store=kept.pid if kept is not None else lambda: None,
+        servers={name: control.pid for name, control in controls.items()},
+        urls={name: entry.url for name, entry in config.tenants.items() if entry.url is not None},
     )
 
 

@@ -25,13 +25,13 @@ SLOW_POLL_S = 0.25
 
 
 class Left(msgspec.Struct, frozen=True):
-    """One who left (core.types.Departed). `started`: when its process did, unix seconds; None: not known."""
+    """One who left (core.types.Departed). `started`: when its process did, clock ticks since boot; None: not known."""
 
     lease: str
     label: str
     pid: int | None
     free_ms: int
-    started: float | None = None
+    started: int | None = None
 
 
 class VacateArgs(msgspec.Struct, frozen=True):

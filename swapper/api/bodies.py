@@ -31,7 +31,10 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 class LeaseBody(BaseModel):
-    """`POST /api/leases`. Seconds as in the contract; `vram` is `all` or a size."""
+    """`POST /api/leases`. Seconds as in the contract; `vram` is `all` or a size.
+
+    `holder_started` is when the process `holder_pid` did, in clock ticks since boot: field 22 of /proc/PID/stat.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -46,6 +49,7 @@ class LeaseBody(BaseModel):
     deadline: AwareDatetime | None = None
     preemptible: bool = False
     holder_pid: Annotated[int, Field(ge=2, le=4_194_304)] | None = None
+    holder_started: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
     webhook: Annotated[str, Field(max_length=2000)] | None = None
 
     @field_validator("label")

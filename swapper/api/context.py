@@ -6,7 +6,7 @@ Invariant: the API knows the store and the core, never the coordinator; what the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -43,7 +43,7 @@ class ApiContext:
     `env` gives a card's device variables (absent: null for both), `names` every name of a model -> its tenant id
     (`Config.models()`), `webhook_hosts` the hosts a lease may name in `webhook`. `shelves`: the saved conversations of
     each server that keeps any; `index`: what this process's gateway knows of conversations; `n_slots`: slots of a
-    tenant where its preset tells.
+    tenant where its preset tells; `whose`: what of swapper's own a process is (blocking), None for anybody else's.
     """
 
     store: Store
@@ -56,6 +56,7 @@ class ApiContext:
     shelves: Mapping[str, Shelf] = field(default_factory=dict[str, Shelf])
     index: Index = field(default_factory=Index)
     n_slots: Mapping[str, int] = field(default_factory=dict[str, int])
+    whose: Callable[[int], str | None] = lambda _: None
     keepalive_s: float = 15.0
     meter: Meter = field(default_factory=Meter)
     tail: Tail = field(init=False)

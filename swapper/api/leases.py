@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+from dataclasses import replace
 from datetime import datetime
 
+import psutil
 from aiohttp import web
 from yarl import URL
 
@@ -25,6 +27,7 @@ from swapper.config.units import show_mib
 from swapper.core.explain import explain_lease
 from swapper.core.types import Lease, LeaseRequest, LeaseState, WorkClass, World
 from swapper.store.protocol import Ended, Idempotency, KeyReused, LeaseFilter, NotFound, QueueFull, WrongToken
+from workers.control import launcher
 
 _KEY = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,254}")
 _CURSOR = re.compile(r"[0-9]{1,16}")
@@ -56,6 +59,8 @@ class LeaseRoutes:
             raise bad_value("Idempotency-Key", "1 to 255 printable ASCII characters")
         body = await bodies.read_body(request, LeaseBody)
         wanted = self._request(request, body)
+        if wanted.holder_pid is not None or wanted.holder_started is not None:
+            wanted = replace(wanted, holder_started=await asyncio.to_thread(self._holder_started, body))
         digest = hashlib.sha256(body.model_dump_json(by_alias=True).encode()).hexdigest()
         answer = await self._ctx.store.enqueue(
             wanted,
@@ -158,8 +163,24 @@ class LeaseRoutes:
             deadline_ms=_epoch_ms(body.deadline),
             preemptible=body.preemptible,
             holder_pid=body.holder_pid,
+            holder_started=body.holder_started,
             webhook=body.webhook,
         )
+
+    def _holder_started(self, body: LeaseBody) -> int:
+        """When the process it names did, if one like that runs here and is not ours. Blocking, some ms."""
+        pid, told = body.holder_pid, body.holder_started
+        if pid is None:
+            raise bad_value("holder_started", "it belongs to a holder_pid")
+        stat = launcher.stat_of(pid) if psutil.pid_exists(pid) else None
+        if stat is None or stat[0] in "ZX":
+            raise bad_value("holder_pid", f"no process {pid} runs where swapper does")
+        if told is not None and told != stat[3]:
+            raise bad_value("holder_pid", f"the process {pid} that runs where swapper does is another one")
+        ours = self._ctx.whose(pid)
+        if ours is not None:
+            raise bad_value("holder_pid", f"{pid} is {ours}: it would hold the card for as long as it serves")
+        return stat[3]
 
     def _check_fit(self, body: LeaseBody) -> None:
         cards = self._ctx.spec.cards

@@ -28,6 +28,7 @@ from swapper.cli.common import Duration, Json, Server, out_of_time, server_optio
 from swapper.cli.gate import NOT_FOUND, GatedChild
 from swapper.client import SwapperClient
 from swapper.errors import ApiDown, ApiError, ApiRefused
+from workers.control import launcher
 
 _PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _CLASSES = ("interactive", "normal", "batch", "maintenance")
@@ -90,8 +91,8 @@ def lease_and_run(
     """The exit status of the command under a lease of `body`; forks, so call it before any thread is started."""
     child = GatedChild(command)
     try:
-        holder_pid = child.pid if _is_here(url) else None
-        holder = _Holder(child, {**body, "holder_pid": holder_pid}, wait_s, grace_s, as_json)
+        process = _process(child.pid) if _is_here(url) else {}
+        holder = _Holder(child, {**body, **process}, wait_s, grace_s, as_json)
         return asyncio.run(holder.hold(url, key))
     finally:
         child.abandon()
@@ -122,7 +123,7 @@ class _Holder:
             return await self._with(client)
 
     async def _with(self, client: SwapperClient) -> int:
-        asked = asyncio.create_task(client.request_lease(self.body, idempotency_key=str(uuid4())))
+        asked = asyncio.create_task(self._ask(client))
         await self._first(asked, self.stop)
         lease = await asked
         waiting = asyncio.create_task(self._granted(client, lease))
@@ -136,6 +137,17 @@ class _Holder:
         if lease["state"] != "granted":
             return await self._not_granted(client, lease)
         return await self._run(client, lease)
+
+    async def _ask(self, client: SwapperClient) -> Json:
+        """The lease, without our process where swapper does not see it: in a container its pids are others."""
+        try:
+            return await client.request_lease(self.body, idempotency_key=str(uuid4()))
+        except ApiRefused as error:
+            if error.status != 422 or not str(error).startswith("holder_pid: "):
+                raise
+            self._say(f"the command's process is not named in the lease ({error})")
+        body = {name: value for name, value in self.body.items() if not name.startswith("holder_")}
+        return await client.request_lease(body, idempotency_key=str(uuid4()))
 
     async def _granted(self, client: SwapperClient, lease: Json) -> Json:
         """The lease once it is granted or ended, or when the wait ran out; says why it waits, when that changes."""
@@ -253,6 +265,12 @@ class _Holder:
     def _say(self, text: str, *, hint: str = "", **facts: object) -> None:
         """On standard error: standard output belongs to the command. The hint is for people only."""
         click.echo(json.dumps({"message": text, **facts}) if self.as_json else f"swapper run: {text}{hint}", err=True)
+
+
+def _process(pid: int) -> Json:
+    """What a lease says of its holder's process: its pid may be another's once it has ended, its start never."""
+    stat = launcher.stat_of(pid)
+    return {} if stat is None else {"holder_pid": pid, "holder_started": stat[3]}
 
 
 def _is_here(url: str) -> bool:

@@ -49,7 +49,8 @@ def start(world: World, spec: Spec, card: Card, choice: Choice, *, swap_id: str,
 
 def _prepare(draft: Draft, lease: Lease) -> None:
     card, swap = draft.card, draft.swap
-    hold = Hold(lease.id, lease.request.label, lease.request.vram_mib, lease.request.holder_pid)
+    asked = lease.request
+    hold = Hold(lease.id, asked.label, asked.vram_mib, asked.holder_pid, started=asked.holder_started)
     draft.card = replace(card, holds=(*card.holds, hold))
     if swap.from_:
         wanted = plan.owed(draft.spec, card)
@@ -213,7 +214,7 @@ def _leave(draft: Draft, hold: Hold, free_ms: int) -> None:
     """A holder goes; a swap that was preparing for it turns back while that costs nothing."""
     draft.card = replace(draft.card, holds=tuple(h for h in draft.card.holds if h != hold))
     if hold.granted:
-        departed = Departed(hold.lease, hold.label, hold.pid, free_ms)
+        departed = Departed(hold.lease, hold.label, hold.pid, free_ms, hold.started)
         draft.card = replace(draft.card, departed=(*draft.card.departed, departed))
     elif draft.running and draft.swap.grants and draft.swap.lease == hold.lease:
         if draft.swap.stage in BEFORE_RELEASE:

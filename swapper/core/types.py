@@ -62,7 +62,10 @@ class Step(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequest:
-    """What a client asks for. `card` None means any card; `vram_mib` None means the whole card."""
+    """What a client asks for. `card` None means any card; `vram_mib` None means the whole card.
+
+    `holder_started` (clock ticks since boot) tells the process `holder_pid` from a later one with its pid.
+    """
 
     owner: str
     card: str | None = None
@@ -76,6 +79,7 @@ class LeaseRequest:
     deadline_ms: int | None = None
     preemptible: bool = False
     holder_pid: int | None = None
+    holder_started: int | None = None
     holder: str | None = None
     webhook: str | None = None
 
@@ -241,27 +245,32 @@ class Swap:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A lease that prepares or holds (part of) a card. `vram_mib` None is the whole card."""
+    """A lease that prepares or holds (part of) a card. `vram_mib` None is the whole card.
+
+    `pid` is the process it named, which started at `started` (clock ticks since boot; None: not known).
+    """
 
     lease: str
     label: str
     vram_mib: int | None
     pid: int | None
     granted: bool = False
+    started: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Departed:
     """A holder that must be seen gone before the card is given on.
 
-    `pid` is the process the lease named; without one the card counts as free once `free_ms` has passed
-    (at once after a release by the holder, after `policy.grace` once it expired or was revoked).
+    `pid` is the process the lease named, `started` as a Hold has it; without one the card counts as free once
+    `free_ms` has passed (at once after a release by the holder, after `policy.grace` once it expired or was revoked).
     """
 
     lease: str
     label: str
     pid: int | None
     free_ms: int
+    started: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,11 @@ class Kept:
         self._state_dir = state_dir
         self._data: int | None = None
         self._process: int | None = None
+        self._pid: int | None = None
+
+    def pid(self) -> int | None:
+        """The server's process while we keep it."""
+        return None if self._process is None else self._pid
 
     def lost(self) -> str | None:
         """What became of its data, in a sentence; None while it is as it was."""
@@ -53,7 +58,7 @@ class Kept:
             if self._data is None:
                 self._data = _claimed(embedded.data(self._state_dir))
             self._let_go()
-            self._process = os.pidfd_open(server.pid)
+            self._process, self._pid = os.pidfd_open(server.pid), server.pid
         except ProcessLookupError:
             self._process = None  # it is gone again: `keep` starts the next
         except OSError as error:

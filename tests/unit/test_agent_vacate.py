@@ -8,13 +8,13 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict
 
-import psutil
 import pytest
 
 from swapper.core.types import Departed
 from tests.unit.agent_doubles import Place, RecordingBackend, ScriptedProbe, command
 from workers import vacate as vacate_module
 from workers.backend import TenantState
+from workers.control.launcher import stat_of
 from workers.observe import Sight
 from workers.vacate import Left, VacateArgs, Vacated, vacate
 from workers.verbs import Outcome, Verbs
@@ -33,7 +33,7 @@ def holder() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def left(pid: int | None = None, free_ms: int = 0, started: float | None = None) -> tuple[Left, ...]:
+def left(pid: int | None = None, free_ms: int = 0, started: int | None = None) -> tuple[Left, ...]:
     return (Left("ls_1", "encode", pid, free_ms, started),)
 
 
@@ -127,9 +127,10 @@ async def test_a_process_that_is_long_gone_is_not_waited_for(holder: subprocess.
 
 
 async def test_a_process_that_took_the_holder_s_pid_later_is_not_the_holder(holder: subprocess.Popen[bytes]) -> None:
-    born = psutil.Process(holder.pid).create_time()
-    later = await vacate(sight_of(ScriptedProbe()), "gpu0", VacateArgs(1, 0, left(holder.pid, started=born - 60)))
-    itself = await vacate(sight_of(ScriptedProbe()), "gpu0", VacateArgs(1, 0, left(holder.pid, started=born)))
+    stat = stat_of(holder.pid)
+    assert stat is not None
+    later = await vacate(sight_of(ScriptedProbe()), "gpu0", VacateArgs(1, 0, left(holder.pid, started=stat[3] - 1)))
+    itself = await vacate(sight_of(ScriptedProbe()), "gpu0", VacateArgs(1, 0, left(holder.pid, started=stat[3])))
     assert (later.free, itself.free) == (True, False)
 
 
@@ -137,7 +138,7 @@ async def test_the_verb_takes_the_start_of_a_departed_holder_where_it_is_told(
     holder: subprocess.Popen[bytes],
 ) -> None:
     verbs = Verbs({"llama": RecordingBackend()}, sight_of(ScriptedProbe()))
-    departed = asdict(Departed("ls_1", "encode", holder.pid, 0)) | {"started": 1.0}
+    departed = asdict(Departed("ls_1", "encode", holder.pid, 0, started=1))
     assert (await verbs.run(command("vacate", 9, 1, tenant=None, need_mib=1, limit_ms=0, departed=[departed]))).ok
 
 

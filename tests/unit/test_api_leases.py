@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import re
-from collections.abc import AsyncGenerator
+import subprocess
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import aiohttp
@@ -14,6 +16,7 @@ import pytest
 from swapper.api import bodies
 from swapper.core.types import LeaseState, WorkClass
 from tests.support.api import Served, key, served
+from workers.control.launcher import stat_of
 
 Json = dict[str, Any]
 
@@ -236,6 +239,53 @@ async def test_a_bad_field_is_named(http: aiohttp.ClientSession, body: Json, fie
     assert found["type"] == "urn:swapper:bad-field"
     assert found["errors"][0]["field"] == field
     assert says in found["detail"]
+
+
+async def test_the_process_a_lease_names_is_known_by_its_start(api: Served, http: aiohttp.ClientSession) -> None:
+    stat = stat_of(os.getpid())
+    assert stat is not None
+    for body in ({}, {"holder_started": stat[3]}):
+        lease = await api.store.lease((await ask(http, **body, holder_pid=os.getpid()))["id"])
+        assert lease is not None
+        assert lease.request.holder_started == stat[3]
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "says"),
+    [
+        ({"holder_pid": os.getpid(), "holder_started": 1}, "holder_pid", "is another one"),
+        ({"holder_started": 1}, "holder_started", "it belongs to a holder_pid"),
+    ],
+)
+async def test_what_a_lease_says_of_its_process_must_be_so(
+    http: aiohttp.ClientSession, body: Json, field: str, says: str
+) -> None:
+    async with http.post("/api/leases", json=body) as answer:
+        found = await problem(answer, 422)
+    assert found["errors"][0]["field"] == field
+    assert says in found["detail"]
+
+
+@pytest.fixture(params=[False, True])
+def ended_pid(request: pytest.FixtureRequest) -> Iterator[int]:
+    """The pid of a process that has ended, before its parent asked how (it is a zombie then) and after."""
+    with subprocess.Popen(["true"]) as gone:
+        os.waitid(os.P_PID, gone.pid, os.WEXITED | os.WNOWAIT)
+        if request.param:
+            gone.wait()
+        yield gone.pid
+
+
+async def test_a_process_that_has_ended_is_no_holder(http: aiohttp.ClientSession, ended_pid: int) -> None:
+    async with http.post("/api/leases", json={"holder_pid": ended_pid}) as answer:
+        assert f"no process {ended_pid} runs" in (await problem(answer, 422))["detail"]
+
+
+async def test_a_process_of_swapper_s_own_is_no_holder(api: Served, http: aiohttp.ClientSession) -> None:
+    api.ctx.whose = {os.getpid(): "swapper serve itself"}.get
+    async with http.post("/api/leases", json={"holder_pid": os.getpid()}) as answer:
+        assert f"{os.getpid()} is swapper serve itself" in (await problem(answer, 422))["detail"]
+    assert (await ask(http, holder_pid=os.getppid()))["holder"] == f"process:{os.getppid()}"
 
 
 @pytest.mark.parametrize("body", [b"{", b"[", b"\xff", b'{"label": "\\ud800"}'])

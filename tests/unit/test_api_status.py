@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncGenerator
 
 import aiohttp
@@ -304,13 +305,13 @@ async def test_gates_and_conversations_are_told_with_the_names_of_the_other_rout
 
 
 async def test_the_process_a_lease_names_is_not_foreign(api: Served, http: aiohttp.ClientSession) -> None:
-    async with http.post("/api/leases", json={"card": "gpu0", "holder_pid": 4711}) as answer:
+    async with http.post("/api/leases", json={"card": "gpu0", "holder_pid": os.getpid()}) as answer:
         lease = await answer.json()
-    api.live.cards["gpu0"] = {"holders": ["pid 4711 (blender)"]}
+    api.live.cards["gpu0"] = {"holders": [f"pid {os.getpid()} (blender)"]}
     await api.grant(lease["id"])
     async with http.get("/api/cards/gpu0") as answer:
         holders = (await answer.json())["holders"]
-    assert holders == [{"name": "blender", "pid": 4711, "tenant": None, "foreign": False}]
+    assert holders == [{"name": "blender", "pid": os.getpid(), "tenant": None, "foreign": False}]
 
 
 async def test_events_without_following_end_with_what_is_retained(http: aiohttp.ClientSession) -> None:

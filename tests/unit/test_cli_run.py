@@ -77,6 +77,23 @@ async def test_the_holder_exists_but_starts_nothing_before_the_grant(api: Served
     assert await state(api, lease.id) == LeaseState.RELEASED
 
 
+async def test_the_lease_knows_its_process_by_the_start_too(api: Served) -> None:
+    process = await start(api, "--", "sh", "-c", "cut -d ' ' -f 22 /proc/$$/stat")
+    lease = await api.store.lease(await api.granted_when_queued())
+    assert lease is not None
+    assert (await ended(process))[1].strip() == str(lease.request.holder_started)
+
+
+async def test_where_swapper_sees_other_processes_the_lease_names_none_and_the_command_runs(api: Served) -> None:
+    api.ctx.whose = lambda pid: f"a process of the server llama, {pid} there"
+    process = await start(api, "--", "sh", "-c", "echo ran")
+    lease = await api.store.lease(await api.granted_when_queued())
+    assert lease is not None
+    _, out, err = await ended(process)
+    assert (out, lease.request.holder_pid, lease.request.holder_started) == ("ran\n", None, None)
+    assert "the command's process is not named in the lease (holder_pid: " in err
+
+
 async def test_a_wait_that_runs_out_is_75_and_cancels_the_lease(api: Served) -> None:
     process = await start(api, "--wait", "100ms", "--", "sh", "-c", "echo started")
     status, out, err = await ended(process)

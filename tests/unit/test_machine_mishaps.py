@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
@@ -253,6 +255,19 @@ def test_a_card_at_fault_is_at_fault_also_while_it_is_proved_again() -> None:
     play.decide()
     assert play.swap.stage == "vacate"
     assert play.card.phase == "fault"
+
+
+def test_the_proof_asks_for_the_process_that_a_lease_named_and_for_its_start() -> None:
+    play = Play(spec(tenant("med")))
+    play.enqueue("a", holder_pid=77, holder_started=4711)
+    play.decide()
+    play.run()
+    play.end("a")
+    play.enqueue("b")
+    play.decide()
+    play.decide()
+    (departed,) = cast("list[Mapping[str, object]]", play.pending("vacate").args["departed"])
+    assert (departed["pid"], departed["started"]) == (77, 4711)
 
 
 def test_who_waits_for_a_departed_process_is_told_its_number_at_once() -> None:

@@ -12,17 +12,16 @@ import os
 
 import psutil
 
-CLOCK_S = 2.0
-"""A process that started so much later than its holder is another one; start times are not known any better."""
+from workers.control import launcher
 
 
 class Holder:
-    """One process, `started` at that moment (unix seconds, as psutil tells it); None: whoever has the pid now.
+    """One process, `started` at that moment (clock ticks since boot, which no clock moves); None: whoever has the pid.
 
     Use `close` when it is of no more interest.
     """
 
-    def __init__(self, pid: int, started: float | None = None) -> None:
+    def __init__(self, pid: int, started: int | None = None) -> None:
         self.pid = pid
         self._process = _find(pid, started)
         self._pidfd = _open_pidfd(pid) if self._process else -1
@@ -54,13 +53,12 @@ class Holder:
         event.set()
 
 
-def _find(pid: int, started: float | None) -> psutil.Process | None:
+def _find(pid: int, started: int | None) -> psutil.Process | None:
     try:
         process = psutil.Process(pid)
-        reused = started is not None and process.create_time() > started + CLOCK_S
     except (psutil.NoSuchProcess, ValueError):
         return None
-    return None if reused else process
+    return process if started is None or launcher.lives(pid, started) else None
 
 
 def _open_pidfd(pid: int) -> int:
