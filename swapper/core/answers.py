@@ -91,7 +91,7 @@ def _drained(draft: Draft, command: Command, report: Report) -> None:
     slots = cast("Sequence[Mapping[str, int]]", report.data.get("slots", ()))
     found = () if report.data.get("gone") else saving.plan_saves(draft, command.tenant, slots)
     draft.update(conversations=(*draft.swap.conversations, *found))
-    lost = [c for c in found if c.result is ProofResult.COLD]
+    lost = [c for c in found if c.result is ProofResult.COLD and c.reason != saving.COLD_BEFORE]
     if lost and configured.save_required:
         compensate(draft, f"a conversation of {command.tenant} cannot be kept: {lost[0].reason}")
 

@@ -18,6 +18,8 @@ Slots = Sequence[Mapping[str, int]]
 """What the server's slots hold: {slot, tokens}; 0 tokens where the server does not say, right after a restore."""
 _NO_TEXT = "it was not in a slot, and its last request is not kept, so that it could not be recalled"
 _NO_SWEEP = "it was not in a slot, and only slots are saved (sweep: false)"
+COLD_BEFORE = "it was restored in a way that was seen to fail for this model, and its text is not kept"
+"""What is lost by this was lost before: nothing that is unloaded now could be more than that."""
 _NOBODYS = "nobody knows whose conversation this is, and this model's can only be read again from their text"
 
 
@@ -58,7 +60,7 @@ def _saved(
     recalls.sort(key=lambda c: -c.used_ms)
     return (
         *(replace(c, snapshot=plan.snapshot_name(tenant, token, c.slot)) for c in named),
-        *(_cold(c, _NO_TEXT if sweep else _NO_SWEEP, keeping.strategy) for c in lost),
+        *(_left_behind(c, _NO_TEXT if sweep else _NO_SWEEP, keeping.strategy) for c in lost),
         *(replace(c, snapshot=plan.snapshot_name(tenant, token, f"c{k}")) for k, c in enumerate(recalls)),
     )
 
@@ -109,8 +111,17 @@ def _to_recall(talk: Conversation, strategy: Strategy) -> Conversation:
 
 def _as_text(talk: Conversation) -> Conversation:
     if talk.gateway is None:
-        return _cold(talk, _NO_TEXT, Strategy.REPLAY)
+        return _cold(talk, COLD_BEFORE if talk.restored else _NO_TEXT, Strategy.REPLAY)
     return replace(_unplaced(talk, Strategy.REPLAY), saved=True)
+
+
+def _left_behind(talk: Conversation, why: str, strategy: Strategy) -> Conversation:
+    """Lost, unless the snapshot it came back from is still there: that one comes back, as old as it is."""
+    if talk.replaces is None:
+        return _cold(talk, why, strategy)
+    return replace(
+        _unplaced(talk, strategy), snapshot=talk.replaces, saved=True, reason=f"{why}; as it was saved before"
+    )
 
 
 def _cold(talk: Conversation, why: str, strategy: Strategy) -> Conversation:

@@ -295,3 +295,18 @@ def test_where_only_texts_are_kept_a_slot_that_nobody_knows_is_said_to_be_lost()
     play = leaving([talk(A, 900, 2)], [{"slot": 0, "tokens": 900}, {"slot": 1, "tokens": 77}], ["replay"])
     cold = [c for c in play.swap.conversations if c.result is ProofResult.COLD]
     assert [(c.slot, c.tokens) for c in cold] == [(1, 77)]
+
+
+def test_what_cannot_be_recalled_but_came_from_a_snapshot_is_kept_as_it_was_saved_before() -> None:
+    old = talk(A, 900, 2, recallable=False, snapshot="old.kv")
+    play = leaving([old], [], save_required=True)
+    assert play.swap.stage == "release"
+    assert (lines(play)[A].snapshot, lines(play)[A].saved) == ("old.kv", True)
+    assert "as it was saved before" in (lines(play)[A].reason or "")
+
+
+def test_what_was_restored_in_vain_before_holds_nothing_up_where_conversations_are_required() -> None:
+    vain = talk(A, 900, 2, recallable=False, restored=True)
+    play = leaving([vain], [], ["replay"], save_required=True)
+    assert play.swap.stage == "release"
+    assert lines(play)[A].result is ProofResult.COLD
