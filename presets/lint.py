@@ -5,6 +5,7 @@ Invariant: pure over the parsed sections; every finding says what really happens
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from presets.names import FALSE, TRUE, lookup, suggestion
 if TYPE_CHECKING:
     from presets.ini import Entry, IniSection
 
+WHOLE = re.compile(r"-?[0-9]{1,18}")
+"""A whole number as llama-server reads one: its own digits only."""
 _SOURCES = frozenset({"model", "model-url", "hf-repo", "docker-repo"})
 _WHOLE = frozenset({"ctx-size", "parallel", "cache-ram", "batch-size", "ubatch-size", "stop-timeout"})
 _DROPPED = frozenset({"host", "port", "api-key", "api-key-file", "ssl-key-file", "ssl-cert-file"})
@@ -147,4 +150,4 @@ def split_aliases(value: str) -> tuple[str, ...]:
 
 
 def _is_whole(value: str) -> bool:
-    return value.removeprefix("-").isdigit()
+    return WHOLE.fullmatch(value) is not None

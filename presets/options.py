@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from presets.ini import DEFAULTS, Ini, IniSection, canonical_model
-from presets.lint import split_aliases
+from presets.lint import WHOLE, split_aliases
 from presets.names import FALSE, TRUE, lookup
 
 AUTO_SLOTS = 4
@@ -44,7 +44,7 @@ class ModelOptions:
     def number(self, name: str) -> int | None:
         """A whole number, None where it is not set or is none."""
         value = self.text(name)
-        return int(value) if value is not None and value.removeprefix("-").isdigit() else None
+        return int(value) if value is not None and WHOLE.fullmatch(value) else None
 
     def flag(self, name: str, default: bool) -> bool:
         """An on/off option."""

@@ -84,8 +84,10 @@ class HeartbeatBody(BaseModel):
 async def read_body(request: web.Request, model: type[_Model]) -> _Model:
     """The request's JSON as `model`; raises Problem 400, 408, 413, 415 or 422."""
     raw = await _read_limited(request)
+    if not raw:
+        raise Problem(400, "bad-json", "The body is empty: send JSON, at least {}.")
     try:
-        return model.model_validate_json(raw or b"{}")
+        return model.model_validate_json(raw)
     except ValidationError as error:
         raise _refusal(error, model, raw) from None
 
@@ -156,7 +158,7 @@ def wait_seconds(query: Mapping[str, str]) -> float | None:
     text = query.get("wait")
     if text is None:
         return None
-    if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text) is None:
+    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) is None:
         raise bad_value("wait", f"{text!r} is not a number of seconds")
     return min(float(text), MAX_WAIT_S)
 
@@ -166,6 +168,6 @@ def whole_number(query: Mapping[str, str], name: str, *, low: int, high: int) ->
     text = query.get(name)
     if text is None:
         return None
-    if re.fullmatch(r"\d{1,19}", text) is None or not low <= int(text) <= high:
+    if re.fullmatch(r"[0-9]{1,19}", text) is None or not low <= int(text) <= high:
         raise bad_value(name, f"{text!r} is not a whole number from {low} to {high}")
     return int(text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -139,7 +140,7 @@ class Duration(_Param):
 
         text = str(value).strip()
         try:
-            return duration_ms(f"{text}s" if text.replace(".", "", 1).isdecimal() else text) / 1000
+            return duration_ms(f"{text}s" if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) else text) / 1000
         except ValueError as error:
             self.fail(str(error), param, ctx)
 

@@ -23,7 +23,7 @@ def lease() -> None:
 
 
 @lease.command(epilog="Example: swapper lease request --card gpu0 --vram 12GiB --label encode --wait 10m")
-@click.option("--card", help="Which card; any, without it.")
+@click.option("--card", help="Which card; without it any, whichever is free first.")
 @click.option("--vram", default="all", help="How much of it: all, or a size such as 12GiB.", show_default=True)
 @click.option("--label", default="", help="What it is for, shown to everybody who waits.")
 @click.option("--class", "klass", type=click.Choice(_CLASSES), help="How urgent it is; normal where the key may.")

@@ -42,7 +42,7 @@ _RETRY_S = 1.0
     context_settings={"allow_interspersed_args": False},
     epilog="Example: swapper run --card gpu0 --label encode --wait 2h -- ffmpeg -i in.mkv -c:v hevc_nvenc out.mkv",
 )
-@click.option("--card", help="Which card; any, without it.")
+@click.option("--card", help="Which card; without it any, whichever is free first.")
 @click.option("--vram", default="all", help="How much of it: all, or a size such as 12GiB.", show_default=True)
 @click.option("--class", "klass", type=click.Choice(_CLASSES), help="How urgent it is; normal where the key may.")
 @click.option("--max-hold", type=Duration(), help="Longest it may be held; without it policy.max_hold, 1h.")

@@ -7,6 +7,7 @@ Nothing here opens a file; paths become absolute by the folder and home given in
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
@@ -60,7 +61,7 @@ def _path(value: object, info: ValidationInfo) -> Path:
 
 def _listen(value: str) -> str:
     host, colon, port = value.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
+    if not colon or not host or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
         raise ValueError(f"{value!r} is not host:port; write it like 127.0.0.1:9292")
     return value
 

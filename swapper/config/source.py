@@ -115,7 +115,7 @@ def _put(source: Source, parts: list[str], variable: str, value: object) -> None
 
 def _key(here: Branch, part: str) -> str | int:
     if isinstance(here, list):
-        if not part.isdigit() or int(part) > len(here):
+        if not re.fullmatch(r"[0-9]{1,9}", part) or int(part) > len(here):
             raise ValueError(f"{part} must be a number from 0 to {len(here)} here")
         return int(part)
     same = [key for key in here if _flat(key) == _flat(part)]

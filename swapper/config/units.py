@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 import re
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
+_DIGITS = re.compile(r"[0-9]+")
 _BYTES = {"": 1, "b": 1, "kib": 1024, "mib": 1024**2, "gib": 1024**3, "tib": 1024**4}
 _NEAR = {"k": "KiB", "kb": "KiB", "m": "MiB", "mb": "MiB", "g": "GiB", "gb": "GiB", "t": "TiB", "tb": "TiB"}
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|s|m|h|d))+")
+_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
 _MOST_BYTES, _MOST_MS = 1 << 60, 1000 * 365 * 86_400_000
 """1 EiB and 1000 years: beyond them nothing is meant, and numbers lose their last digits on the way to the store."""
 _MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -41,7 +42,7 @@ def size_mib(value: object) -> int:
     """MiB, rounded up. A bare number too small to be meant as bytes is refused rather than rounded to 1 MiB."""
     size = size_bytes(value)
     bare = str(value).strip()
-    if 0 < size < 1024**2 and bare.isdigit():
+    if 0 < size < 1024**2 and _DIGITS.fullmatch(bare):
         raise ValueError(f"{bare} means {bare} bytes; did you mean {bare}GiB?")
     return math.ceil(size / 1024**2)
 
@@ -57,7 +58,7 @@ def duration_ms(value: object) -> int:
     text = value.strip().replace(" ", "").lower()
     if text == "0":
         return 0
-    if re.fullmatch(r"\d+(?:\.\d+)?", text):
+    if re.fullmatch(r"[0-9]+(?:\.[0-9]+)?", text):
         raise ValueError(f"{text} has no unit; write {text}s for seconds")
     if not _DURATION.fullmatch(text):
         raise ValueError(f"{value!r} is not a duration; write it like 30s, 10m or 2h")

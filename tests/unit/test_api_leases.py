@@ -85,8 +85,8 @@ async def test_the_second_in_the_queue_has_position_two(http: aiohttp.ClientSess
     assert (await ask(http))["position"] == 2
 
 
-async def test_an_empty_body_asks_for_any_whole_card(http: aiohttp.ClientSession) -> None:
-    async with http.post("/api/leases") as answer:
+async def test_an_object_without_fields_asks_for_any_whole_card(http: aiohttp.ClientSession) -> None:
+    async with http.post("/api/leases", json={}) as answer:
         lease = await answer.json()
     assert (answer.status, lease["card"], lease["vram_mib"]) == (201, None, None)
 
@@ -216,6 +216,7 @@ async def test_a_full_queue_is_429(http: aiohttp.ClientSession) -> None:
         ({"card": "gpu9"}, "card", "there is gpu0, gpu1"),
         ({"vram": "12GB"}, "vram", "did you mean 12GiB?"),
         ({"vram": "0GiB"}, "vram", "no VRAM"),
+        ({"vram": "\u0663GiB"}, "vram", "is not a size"),
         ({"vram": "9" * 300 + "GiB"}, "vram", "more than any card or disk has"),
         ({"card": "gpu1", "vram": "9GiB"}, "vram", "the most a lease can have is 8 GiB, on gpu1"),
         ({"vram": "22GiB"}, "vram", "the most a lease can have is 21.5 GiB, on gpu0"),
@@ -288,7 +289,7 @@ async def test_a_process_of_swapper_s_own_is_no_holder(api: Served, http: aiohtt
     assert (await ask(http, holder_pid=os.getppid()))["holder"] == f"process:{os.getppid()}"
 
 
-@pytest.mark.parametrize("body", [b"{", b"[", b"\xff", b'{"label": "\\ud800"}'])
+@pytest.mark.parametrize("body", [b"", b" ", b"{", b"[", b"\xff", b'{"label": "\\ud800"}'])
 async def test_what_is_not_json_is_400(http: aiohttp.ClientSession, body: bytes) -> None:
     async with http.post("/api/leases", data=body) as answer:
         assert (await problem(answer, 400))["type"] == "urn:swapper:bad-json"
@@ -336,7 +337,7 @@ async def test_a_body_that_stops_coming_is_408(http: aiohttp.ClientSession, monk
         answered.set()
 
 
-@pytest.mark.parametrize("query", ["wait=soon", "wait=-1", "wait=nan"])
+@pytest.mark.parametrize("query", ["wait=soon", "wait=-1", "wait=nan", "wait=\u0663"])
 async def test_a_bad_wait_is_422(http: aiohttp.ClientSession, query: str) -> None:
     async with http.post(f"/api/leases?{query}", json={}) as answer:
         assert (await problem(answer, 422))["errors"][0]["field"] == "wait"

@@ -334,9 +334,18 @@ async def test_who_asks_for_the_heads_of_the_events_gets_them_and_the_next_answe
     assert rest.endswith(b"\r\n\r\nOK")
 
 
-async def test_a_bad_event_id_is_422(http: aiohttp.ClientSession) -> None:
-    async with http.get("/api/events", headers={"Last-Event-ID": "yesterday"}) as answer:
+@pytest.mark.parametrize("text", ["yesterday", "99999999999999999999-1", "1-18446744073709551616", "1-2-3", "-1"])
+async def test_a_bad_event_id_is_422(http: aiohttp.ClientSession, text: str) -> None:
+    async with http.get("/api/events", headers={"Last-Event-ID": text}) as answer:
         assert answer.status == 422
+    async with http.get("/api/events", params={"since": text, "follow": "0"}) as answer:
+        assert answer.status == 422
+
+
+async def test_the_highest_event_id_there_can_be_is_one(http: aiohttp.ClientSession) -> None:
+    highest = f"{2**64 - 1}-{2**64 - 1}"
+    async with http.get("/api/events", params={"since": highest, "follow": "0"}) as answer:
+        assert (answer.status, await answer.text()) == (200, ": swapper events\n\n")
 
 
 async def test_a_silent_stream_is_kept_alive_by_comments() -> None:

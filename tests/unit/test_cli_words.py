@@ -68,7 +68,7 @@ def test_a_duration_without_a_unit_is_in_seconds_as_other_commands_take_it(text:
     assert Duration().convert(text, None, None) == seconds
 
 
-@pytest.mark.parametrize("text", ["ten", "-1", "1.5.2", "10x", ""])
+@pytest.mark.parametrize("text", ["ten", "-1", "1.5.2", "10x", "\u0663", ""])
 def test_a_wrong_duration_is_told_with_right_ones(text: str) -> None:
     with pytest.raises(click.BadParameter, match=r"10m|unit"):
         Duration().convert(text, None, None)

@@ -192,6 +192,7 @@ def test_settings_that_are_not_acted_on_are_noticed_not_swallowed() -> None:
         ("url: http://127.0.0.1:8080", "evict: auto", "tenants.llama: needs url"),
         ("slot_dir: slots", "slot_dir: slots\n    preset: no.ini", "preset: /etc/swapper/no.ini does not exist"),
         ("listen: 127.0.0.1:9292", "listen: 9292", "listen: '9292' is not host:port"),
+        ("listen: 127.0.0.1:9292", "listen: 127.0.0.1:\u00b2", "listen: '127.0.0.1:\u00b2' is not host:port"),
         ("vram: 24GiB, ", "", "cards.gpu0: probe: declared needs vram: SIZE"),
         ("reserve: 512MiB", "reserve: 25GiB", "cards.gpu0.reserve: leaves nothing of 24 GiB"),
         ("index: 0", "index: {a: 1}", "cards.gpu0.index: must be a GPU's index"),

@@ -88,6 +88,7 @@ def test_a_variable_for_an_unknown_key_is_an_error() -> None:
     [
         ("SWAPPER__CARDS__GPU0__VRAM__X", "cards.gpu0.vram has a value, not keys"),
         ("SWAPPER__CARDS__", "write it as SWAPPER__SECTION__KEY"),
+        ("SWAPPER__NOTIFY__\u00b2", "\u00b2 must be a number from 0 to 1 here"),
         ("SWAPPER__NOTIFY__5", "5 must be a number from 0 to 1 here"),
     ],
 )

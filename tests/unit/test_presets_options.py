@@ -35,6 +35,13 @@ def of(section: str, cli: list[str] | None = None, environ: dict[str, str] | Non
     return effective(parse(f"[m]\nmodel = x\n{section}"), "m", cli or [], environ)
 
 
+@pytest.mark.parametrize("digits", ["\u00b2", "\u0664", "9" * 5000])
+def test_a_number_that_llama_server_cannot_read_is_none(digits: str) -> None:
+    assert of(f"parallel = {digits}").number("parallel") is None
+    (said,) = parse(f"[m]\nmodel = x\nparallel = {digits}").problems
+    assert "is not a whole number" in said.text
+
+
 def test_a_section_beats_the_defaults() -> None:
     ini = parse(FILE)
     assert effective(ini, "a").n_ctx == 8192
