@@ -139,7 +139,7 @@ async def test_a_damaged_snapshot_is_offered_until_its_restore_was_refused_and_n
 async def test_damage_that_was_found_before_the_listing_is_told_there(keeper: Keeper, folder: SlotFolder) -> None:
     snapshot(folder, "a.kv")
     damage(folder, "a.kv")
-    keeper.read_ahead(MED)
+    await keeper.read_ahead(MED)
     await keeper.close()
     assert await listed(keeper, "1") == {"a.kv": DAMAGE}
     assert await listed(keeper, "2") == {}

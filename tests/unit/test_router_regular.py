@@ -85,7 +85,7 @@ async def test_a_slot_file_that_is_no_regular_file_is_refused_without_being_open
     (folder.path / "a.kv").unlink()
     make(folder.path / "a.kv")
     keeper = Keeper(folder, Keep(), lambda: 1)
-    keeper.read_ahead(MED)
+    await keeper.read_ahead(MED)
     [listed] = await keeper.listing(MED, NOW, "1")
     assert listed.refused == "its file cannot be read: a.kv is no regular file"
     assert await keeper.problem(manifest, NOW, "1") == listed.refused

@@ -248,6 +248,27 @@ def test_a_manifest_that_cannot_be_completed_leaves_the_old_one_and_nothing_besi
     assert folder.manifest("a.kv") == manifest
 
 
+def test_a_folder_that_vanished_is_made_again_and_one_that_never_was_there_is_not(tmp_path: Path) -> None:
+    (tmp_path / "slots").mkdir()
+    folder, wrong = SlotFolder(tmp_path / "slots"), SlotFolder(tmp_path / "slot")
+    snapshot(folder, "a.kv")
+    shutil.rmtree(folder.path)
+    for one in (folder, wrong):
+        one.make_again()
+    assert [path.name for path in tmp_path.iterdir()] == ["slots"]
+    snapshot(folder, "b.kv")
+    folder.make_again()
+    assert folder.manifest("b.kv") is not None
+
+
+def test_a_folder_that_cannot_be_made_again_is_left_to_the_load_to_tell(tmp_path: Path) -> None:
+    (tmp_path / "disk" / "slots").mkdir(parents=True)
+    folder = SlotFolder(tmp_path / "disk" / "slots")
+    shutil.rmtree(tmp_path / "disk")
+    folder.make_again()
+    assert not folder.path.exists()
+
+
 def test_a_disk_below_its_floor_refuses_saves(folder: SlotFolder) -> None:
     folder.check_space(Keep(free_bytes=1))
     with pytest.raises(BackendError, match="nothing is saved"):

@@ -107,10 +107,10 @@ class Conversations:
         if self._keeper is not None:
             self._keeper.tidy(tenant)
 
-    def read_ahead(self, tenant: str) -> None:
-        """A load begins: have the newest snapshots' digests checked meanwhile."""
+    async def read_ahead(self, tenant: str) -> None:
+        """A load begins: its slot folder must be there, and the newest snapshots' digests are checked meanwhile."""
         if self._keeper is not None:
-            self._keeper.read_ahead(tenant)
+            await self._keeper.read_ahead(tenant)
 
     async def quiesced(self, name: str, limit_ms: int | None, *, configured: bool) -> Quiesced:
         """Wait until the server's counters show nothing running and nothing deferred, or until it is not loaded."""

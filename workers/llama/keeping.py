@@ -156,8 +156,9 @@ class Keeper:
             _log.info("snapshot removed", snapshot=removed.snapshot, why=removed.why)
         return gone
 
-    def read_ahead(self, tenant: str) -> None:
-        """Begin to check the digests of the newest snapshots, so that a restore finds them known."""
+    async def read_ahead(self, tenant: str) -> None:
+        """A load begins: check the digests of the newest snapshots meanwhile, so that a restore finds them known."""
+        await asyncio.to_thread(self.folder.make_again)
         self._in_background(self._read_ahead(tenant), f"read ahead {tenant}")
 
     def _in_background(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:

@@ -149,7 +149,7 @@ class LlamaRouter:
         name = self._roster.configured(tenant)
         loop = asyncio.get_running_loop()
         began = loop.time()
-        self._talks.read_ahead(tenant)
+        await self._talks.read_ahead(tenant)
         model, fresh = await self._brought(name)
         try:
             loaded = await self._talks.readied(tenant, model, fresh=fresh)

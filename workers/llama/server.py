@@ -155,7 +155,7 @@ class LlamaServer:
         name = self._name(tenant)
         loop = asyncio.get_running_loop()
         began = loop.time()
-        self._talks.read_ahead(tenant)
+        await self._talks.read_ahead(tenant)
         model, fresh = await self._brought(name)
         try:
             loaded = await self._talks.readied(tenant, model, fresh=fresh)

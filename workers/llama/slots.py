@@ -57,10 +57,26 @@ class SlotFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._was_there = path.is_dir()
         self.refusals = Refusals(path)
         self._verified: dict[str, Stamp] = {}
         self._passed_over: set[str] = set()
         self.boot = _boot_id()
+
+    def make_again(self) -> None:
+        """Make a folder that was there and is gone (not its parents): without it llama-server loads no model.
+
+        One that never was there may be a wrong path. What cannot be made is said, and by the load that then fails.
+        """
+        if not self._was_there:
+            return
+        try:
+            self.path.mkdir()
+            _log.warning("the slot folder was gone with what was saved there, and was made again", path=str(self.path))
+        except FileExistsError:
+            pass
+        except OSError as error:
+            _log.warning("the slot folder is gone and cannot be made again", path=str(self.path), error=str(error))
 
     def size(self, name: str) -> int | None:
         """Bytes of a slot file, None when it is not there. Raises NotRegular when it is something else."""
