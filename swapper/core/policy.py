@@ -1,5 +1,6 @@
 """The policy: who gets a card next. Class first, then arrival; afterwards the previous residents come back.
 
+A lease that waits for other holders to go is not overtaken by leases behind it: else it would wait for ever.
 Pure decisions: `choose` looks at one card and returns what the machine should start, or None. It never acts.
 """
 
@@ -43,10 +44,14 @@ def choose(world: World, spec: Spec, card: Card, *, idle_since_ms: int) -> Choic
     if card.fault is not None and card.fault.retry_ms > world.now_ms:
         return None
     waiting = sorted(_waiting(world, spec, card), key=lambda w: (w.rank, w.since_ms))
+    held_up = False
     for candidate in waiting:
+        if candidate.lease is not None and held_up:
+            continue
         choice = _serve(world, spec, card, candidate)
         if choice is not None:
             return choice
+        held_up = held_up or (candidate.lease is not None and bool(card.holds))
     return _come_back(world, spec, card, idle_since_ms, busy=bool(waiting))
 
 

@@ -202,3 +202,17 @@ def test_who_waits_behind_a_holder_that_stays_is_told_its_name_also_while_the_ca
     said = explain_lease(play.world, play.spec, play.lease("b"), 1)
     assert "the VRAM is being proved free" in said
     assert "held by encode (pid 9)" in said
+
+
+def test_a_whole_lease_that_waits_for_a_partial_one_to_end_is_not_overtaken_by_later_partial_ones() -> None:
+    play = Play(spec(tenant("med")))
+    play.enqueue("first", vram_mib=2 * GIB)
+    play.decide()
+    play.run()
+    play.enqueue("whole")
+    play.enqueue("later", vram_mib=2 * GIB)
+    assert not play.decide()
+    assert play.lease("later").state is LeaseState.QUEUED
+    play.end("first")
+    play.decide()
+    assert play.swap.lease == "whole"
