@@ -25,6 +25,7 @@ from swapper.gateway.child import Child
 from swapper.gateway.context import Budget, GatewayContext, Target
 from swapper.gateway.filler import Api, Keepalive, comment
 from swapper.gateway.parse import Ask, with_model
+from swapper.gateway.proof import Tail
 from swapper.gateway.sse import Frames
 from swapper.problem import Problem
 
@@ -274,14 +275,18 @@ class Exchange:
                 status=upstream.status, reason=upstream.reason, headers=self._response_headers(upstream)
             )
             await self._response.prepare(self._request)
-        return await self._relay(self._response, upstream, first, sse=sse)
+        tail = self._ctx.talks.tap(self._request.path, sse=sse)
+        try:
+            return await self._relay(self._response, upstream, first, tail)
+        finally:
+            if upstream.status == 200:
+                self._ctx.talks.answered(self._known, tail if self._complete else None, self._target)
 
     async def _relay(
-        self, response: web.StreamResponse, upstream: aiohttp.ClientResponse, first: bytes, *, sse: bool
+        self, response: web.StreamResponse, upstream: aiohttp.ClientResponse, first: bytes, tail: Tail
     ) -> web.StreamResponse | Problem:
         """Pass every chunk on as it comes; the client's pace holds back the upstream's."""
-        tail = self._ctx.talks.tap(self._request.path, sse=sse)
-        frames = Frames() if sse else None
+        frames = Frames() if tail.sse else None
         chunk = first
         while chunk:
             tail.feed(chunk)
@@ -300,8 +305,6 @@ class Exchange:
             await response.write(frames.rest)
         self._complete = True
         await response.write_eof()
-        if upstream.status == 200:
-            self._ctx.talks.answered(self._known, tail, self._target)
         return response
 
     async def _error_event(

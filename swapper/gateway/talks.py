@@ -142,10 +142,13 @@ class Talks:
         """Something that watches an answer pass."""
         return Tail(sse=sse, head=path == "/v1/messages")
 
-    def answered(self, known: Known | None, tail: Tail, target: Target) -> None:
-        """An answer was delivered in full: note what it says, and find out in the background what it proves."""
+    def answered(self, known: Known | None, tail: Tail | None, target: Target) -> None:
+        """An answer has passed: note what it says, and find out in the background what it proves.
+
+        `tail` is None where the answer was broken off: its prompt was read all the same.
+        """
         self._moved(target.tenant)
-        reuse = tail.reuse()
+        reuse = None if tail is None else tail.reuse()
         ledger = self._ledgers.get(target.tenant)
         match = None if known is None else self.index.find(target.tenant, known.chain)
         if known is not None:

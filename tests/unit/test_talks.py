@@ -10,7 +10,7 @@ from typing import Any
 from swapper.core.keeping import RECALL
 from swapper.core.types import Command, Report
 from swapper.snapshots.conversation import Place
-from tests.unit.gateway_doubles import ALPHA, Served, Stream, answer, serve
+from tests.unit.gateway_doubles import ALPHA, Served, Stream, answer, event, serve
 
 HI = [{"role": "user", "content": "hi"}]
 TURN_2 = [*HI, {"role": "assistant", "content": "ho"}, {"role": "user", "content": "and?"}]
@@ -230,3 +230,14 @@ async def test_a_gate_that_shuts_while_an_answer_is_looked_at_is_drained_only_on
         await gateway.link.send(command("drain", 3, {"epoch": 3}))
         verbs = [(await gateway.link.reports.get()).verb for _ in range(2)]
         assert verbs == ["proof", "drain"]
+
+
+async def test_a_conversation_whose_client_left_in_the_midst_of_the_answer_is_known_all_the_same() -> None:
+    async with serve() as gateway:
+        gateway.upstream.scripts = [Stream().put(event('{"choices":[]}'))]
+        async with gateway.post(body(HI, stream=True)) as response:
+            await response.content.readany()
+        await gateway.upstream.left.wait()
+        await gateway.link.beaten(lambda demand: not demand)
+        (talk,) = gateway.member.talks.index.talks(ALPHA)
+        assert (talk.tokens, talk.recallable) == (0, True)
