@@ -1,4 +1,4 @@
-"""`swapper snapshots ...`: which conversations are saved, what is known of each, and deleting them."""
+"""`swapper snapshots ...`: which conversations are saved, what is known of each, deleting them, proving them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from swapper.cli.common import Json, Server, ago, console, print_json, server_options, size
+from swapper.cli.common import Duration, Json, Server, ago, console, print_json, server_options, size
 from swapper.errors import SwapperError
 
 _SAVED = ("model", "conversation", "slot", "strategy", "build", "digest")
@@ -127,6 +127,27 @@ def _ask(server: Server, model: str | None) -> None:
     of = "" if model is None else f" of {model}"
     total = size(sum(item["bytes"] for item in found))
     click.confirm(f"Delete {more}{_count(len(found))}{of} ({total}) for good?", abort=True, err=True)
+
+
+@snapshots.command(epilog="Example: swapper snapshots test qwen3.6-27b")
+@click.argument("model")
+@click.option("--wait", type=Duration(), help="Give up after this long without the card, with exit status 75.")
+@click.option(
+    "--tokens", type=click.IntRange(200, 100_000), default=3000, show_default=True,
+    help="So long a conversation, if half of a slot has room for it.",
+)  # fmt: skip
+@server_options
+def test(server: Server, as_json: bool, model: str, wait: float | None, tokens: int) -> None:
+    """Prove on your own server and build that a model's conversations come back.
+
+    Takes the card by a lease (conversations are saved for it and come back afterwards), then saves a conversation of
+    its own, unloads, loads, restores and goes on, by each strategy. Inside a window's or a run's lease it uses that
+    one. Exit status 0 only if the strategy in use came back warm. It has to run where the configuration and the
+    server's slot folder are.
+    """
+    from swapper.cli.proving import prove
+
+    raise SystemExit(prove(server, model, wait_s=wait, tokens=tokens, as_json=as_json))
 
 
 def on_a_terminal() -> bool:
