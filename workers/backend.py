@@ -110,11 +110,13 @@ class SnapshotInfo:
 class Loaded:
     """The tenant answers. `snapshots`: the last used first, the refused ones with their reason.
 
-    `strategies` and `fingerprint` as in `Quiesced`.
+    `strategies` and `fingerprint` as in `Quiesced`. `n_ctx_shared`: tokens that all slots hold together, where they
+    share them (kv-unified); None where each has its own `n_ctx_slot`.
     """
 
     n_slots: int = 0
     n_ctx_slot: int = 0
+    n_ctx_shared: int | None = None
     snapshots: tuple[SnapshotInfo, ...] = ()
     backend_ms: float | None = None
     strategies: tuple[str, ...] = ()

@@ -5,8 +5,8 @@ sentence; anything else is raised for the supervisor. It knows backends and prob
 
 Data of the answers: drain `slots: [{slot, tokens}], strategies, fingerprint`, or `gone: true`; save `snapshot, slot,
 tokens, bytes` (tokens 0: an empty slot, nothing kept), or failed with `unsupported: true`; load `n_slots, n_ctx_slot,
-snapshots: [SnapshotInfo], strategies, fingerprint`; restore `slot, tokens, displaced`
-(what made room for it, or null); vacate `free_mib`, failed also `holders: [str]`; release nothing.
+n_ctx_shared, snapshots: [SnapshotInfo], strategies, fingerprint`; restore `slot, tokens, displaced` (what made room for
+it, or null); vacate `free_mib`, failed also `holders: [str]`; release nothing.
 """
 
 from __future__ import annotations
@@ -154,6 +154,7 @@ async def _load(backend: Backend, tenant: str, _command: Command) -> Outcome:
     data = {
         "n_slots": loaded.n_slots,
         "n_ctx_slot": loaded.n_ctx_slot,
+        "n_ctx_shared": loaded.n_ctx_shared,
         "snapshots": [asdict(snapshot) for snapshot in loaded.snapshots],
         **_ways(loaded),
     }

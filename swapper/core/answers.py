@@ -19,6 +19,7 @@ from swapper.core.types import Command, Failure, Fault, LeaseState, Report, Step
 
 FIRST_REST_MS = 30_000
 LONGEST_REST_MS = 600_000
+_GONE = "it was not loaded any more, and what its slots held went with it"
 
 
 def take(draft: Draft, command: Command, report: Report) -> None:
@@ -86,7 +87,7 @@ def _drained(draft: Draft, command: Command, report: Report) -> None:
     if configured is None or not configured.save:
         return
     if report.data.get("gone"):
-        _lost(draft, command.tenant, "it was not loaded any more, and what its slots held went with it")
+        _lost(draft, command.tenant, _GONE)
     keeping.learn(draft, command.tenant, report.data)
     slots = cast("Sequence[Mapping[str, int]]", report.data.get("slots", ()))
     found = () if report.data.get("gone") else saving.plan_saves(draft, command.tenant, slots)
@@ -177,7 +178,9 @@ def _loaded(draft: Draft, command: Command, report: Report) -> None:
     keeping.learn(draft, tenant, report.data)
     offered = cast("Sequence[Mapping[str, object]]", report.data.get("snapshots", ()))
     others = [c for c in draft.swap.conversations if c.tenant != tenant]
-    back = comeback.of_tenant(draft, tenant, [comeback.candidate(s) for s in offered], _int(report.data, "n_slots"))
+    shared = report.data.get("n_ctx_shared")
+    room = plan.Room(_int(report.data, "n_slots"), shared if isinstance(shared, int) else None)
+    back = comeback.of_tenant(draft, tenant, [comeback.candidate(s) for s in offered], room)
     draft.update(conversations=(*others, *back))
     draft.card = replace(draft.card, saved=tuple(c for c in draft.card.saved if c.tenant != tenant))
 
@@ -232,11 +235,18 @@ def compensate(draft: Draft, reason: str) -> None:
     give_up(draft, reason)
     swap = draft.swap
     released = any(r.step is Step.RELEASE for r in swap.steps)
-    kept = () if released else swap.conversations
+    kept = () if released else tuple(map(_stays, swap.conversations))
     draft.update(back=True, grants=False, to=swap.from_, pending=(), reason=reason, conversations=kept)
     for record in swap.steps:
         draft.finish(record.step, record.tenant, StepOutcome.COMPENSATED)
     enter(draft, Step.VACATE if released else Step.OPEN)
+
+
+def _stays(talk: Conversation) -> Conversation:
+    """What was given up for an unload that does not come is where it was; only what was lost before is cold."""
+    if talk.result is not ProofResult.COLD or talk.reason in (_GONE, saving.COLD_BEFORE):
+        return talk
+    return replace(talk, result=None, reason=f"{talk.reason}; nothing was unloaded, it is where it was")
 
 
 def give_up(draft: Draft, reason: str) -> None:

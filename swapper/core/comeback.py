@@ -33,16 +33,16 @@ def candidate(said: Mapping[str, object]) -> Candidate:
     )
 
 
-def of_tenant(draft: Draft, tenant: str, offered: Sequence[Candidate], n_slots: int) -> Iterable[Conversation]:
+def of_tenant(draft: Draft, tenant: str, offered: Sequence[Candidate], room: plan.Room) -> Iterable[Conversation]:
     """The lines of one tenant, its agent having offered these snapshots, the most recently used first."""
     usable = [_judged(draft, tenant, c) for c in offered]
-    chosen = plan.choose_slots(usable, n_slots)
+    chosen = plan.choose_slots(usable, room)
     taken = {c.snapshot for c, _ in chosen}
     lines = [_line(tenant, c, slot=slot) for c, slot in chosen]
     lines += [kept(tenant, c) for c in usable if c.refused is None and c.snapshot not in taken and c.id]
     lines += [replace(_line(tenant, c), result=ProofResult.COLD, reason=c.refused) for c in usable if c.refused]
     lines += _vanished(draft, tenant, {c.snapshot for c in offered})
-    return (*lines, *_replayed(draft, tenant, lines, n_slots - len(chosen)))
+    return (*lines, *_replayed(draft, tenant, lines, room.slots - len(chosen)))
 
 
 def _judged(draft: Draft, tenant: str, offered: Candidate) -> Candidate:

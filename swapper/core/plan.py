@@ -103,9 +103,23 @@ def snapshot_name(tenant: str, token: int, part: int | str) -> str:
     return f"{readable}.{token:x}.{part}.kv"
 
 
-def choose_slots(candidates: Sequence[Candidate], n_slots: int) -> list[tuple[Candidate, int]]:
-    """As many conversations as there are slots, in the order given (newest first), each in its own slot if free."""
-    chosen = [c for c in candidates if c.refused is None][:n_slots]
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a loaded model has room for: so many slots, and `tokens` in all together where they share a cache."""
+
+    slots: int
+    tokens: int | None = None
+
+
+def choose_slots(candidates: Sequence[Candidate], room: Room) -> list[tuple[Candidate, int]]:
+    """As many conversations as there is room for, in the order given (newest first), each in its own slot if free."""
+    n_slots, left = room.slots, room.tokens
+    chosen: list[Candidate] = []
+    for c in candidates:
+        if c.refused is not None or len(chosen) == n_slots or (left is not None and c.tokens > left):
+            continue
+        chosen.append(c)
+        left = None if left is None else left - c.tokens
     taken = {c.slot: c for c in reversed(chosen) if c.slot < n_slots}
     free = [slot for slot in range(n_slots) if slot not in taken]
     return [(c, c.slot) if taken.get(c.slot) is c else (c, free.pop(0)) for c in chosen]

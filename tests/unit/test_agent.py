@@ -26,7 +26,13 @@ async def test_each_verb_becomes_its_backend_call_and_its_data(
         assert saved.backend_ms == 1.5
         assert saved.data == {"snapshot": "a.bin", "slot": 1, "tokens": 100, "bytes": 2048}
         assert (await link.answer(7, 3)).data == {}
-        assert (await link.answer(7, 4)).data == {"n_slots": 2, "n_ctx_slot": 4096, "snapshots": [], **WAYS}
+        assert (await link.answer(7, 4)).data == {
+            "n_slots": 2,
+            "n_ctx_slot": 4096,
+            "n_ctx_shared": None,
+            "snapshots": [],
+            **WAYS,
+        }
         assert (await link.answer(7, 5)).data == {"slot": 0, "tokens": 100, "displaced": None}
         await link.send(command("drain", 7, 6))
         assert (await link.answer(7, 6)).data == {"slots": [{"slot": 0, "tokens": 100}], **WAYS}

@@ -310,3 +310,12 @@ def test_what_was_restored_in_vain_before_holds_nothing_up_where_conversations_a
     play = leaving([vain], [], ["replay"], save_required=True)
     assert play.swap.stage == "release"
     assert lines(play)[A].result is ProofResult.COLD
+
+
+def test_slots_that_share_one_cache_take_no_more_than_it_holds_and_the_rest_stays_on_disk() -> None:
+    play = leaving([talk(A, 1500, 3), talk(B, 1500, 2)], [])
+    save_all(play)
+    back(play, offered, n_ctx_shared=2000)
+    assert [c.verb for c in play.swap.pending] == ["open"]
+    kept = {c.head: c.kept for c in play.swap.conversations}
+    assert kept == {A: False, B: True}

@@ -139,6 +139,7 @@ class Conversations:
         return Loaded(
             fingerprint.n_parallel,
             fingerprint.n_ctx_slot,
+            fingerprint.n_ctx_slot if fingerprint.kv_unified else None,
             snapshots,
             strategies=await self._ways(fingerprint, run),
             fingerprint=short_digest(fingerprint),
