@@ -21,6 +21,7 @@ from swapper.api.problem import Problem
 from swapper.api.views import Json, snapshot_json
 from swapper.core.types import World
 from swapper.errors import BackendError
+from swapper.snapshots.conversation import Place
 from swapper.snapshots.manifest import Manifest
 from swapper.snapshots.shelf import Shelf
 
@@ -102,6 +103,8 @@ class SnapshotRoutes:
             gone = [one for shelf in self._ctx.shelves.values() for one in await shelf.prune()]
         except BackendError as error:
             raise _unusable(error) from error
+        for one in gone:
+            self._forget(one.manifest, f"its snapshot is gone: {one.why}")
         items = [_line(one.manifest, one.why) for one in gone]
         return web.json_response({"items": items, "bytes": sum(one.manifest.bytes for one in gone)})
 
@@ -158,8 +161,15 @@ class SnapshotRoutes:
         try:
             for one in found:
                 await one.shelf.remove([one.manifest.snapshot])
+                self._forget(one.manifest, "its snapshot was deleted")
         except BackendError as error:
             raise _unusable(error) from error
+
+    def _forget(self, manifest: Manifest, why: str) -> None:
+        """No call is to wait for what is not there any more."""
+        for talk in self._ctx.index.conversations(manifest.tenant):
+            if talk.place is Place.DISK and talk.snapshot == manifest.snapshot:
+                self._ctx.index.lost(manifest.tenant, talk.id, why)
 
     async def _needed(self) -> Mapping[str, str]:
         return needed(await self._ctx.store.read())

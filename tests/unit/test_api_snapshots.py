@@ -12,8 +12,10 @@ import pytest
 from swapper.core.commit import Commit, Committed
 from swapper.core.conversations import Conversation
 from swapper.core.types import Card, Step, Swap
+from swapper.snapshots.conversation import Place
 from swapper.snapshots.manifest import Fingerprint, GgufIdentity, Manifest
 from tests.support.api import Served, key, served
+from tests.unit.index_doubles import answer
 from workers.llama.keeping import Keeper
 from workers.llama.shelf import FolderShelf
 from workers.llama.slots import Keep, SlotFolder
@@ -65,9 +67,9 @@ async def http(api: Served) -> AsyncGenerator[aiohttp.ClientSession]:
 
 
 async def listed(http: aiohttp.ClientSession, query: str = "") -> list[str]:
-    async with http.get(f"/api/snapshots{query}") as answer:
-        assert answer.status == 200, await answer.text()
-        return [item["id"] for item in (await answer.json())["items"]]
+    async with http.get(f"/api/snapshots{query}") as got:
+        assert got.status == 200, await got.text()
+        return [item["id"] for item in (await got.json())["items"]]
 
 
 async def test_snapshots_are_listed_the_last_used_first_with_what_their_manifests_say(
@@ -76,16 +78,16 @@ async def test_snapshots_are_listed_the_last_used_first_with_what_their_manifest
     saved.save("old.kv", hours_ago=3, used_ms=CLOCK_MS)
     saved.save("new.kv", hours_ago=1)
     assert await listed(http) == ["old.kv", "new.kv"]
-    async with http.get("/api/snapshots/new.kv") as answer:
-        one = await answer.json()
+    async with http.get("/api/snapshots/new.kv") as got:
+        one = await got.json()
     assert (one["model"], one["tokens"], one["bytes"], one["strategy"], one["build"]) == (
         "llama/med", 50, 100, "slots", "b1",
     )  # fmt: skip
     assert one["conversation"] == "a" * 32
     assert one["saved_at"] == "1970-01-05T03:00:00.000Z"
     assert (one["used_at"], one["fingerprint"]["n_parallel"]) == (None, 2)
-    async with http.get("/api/snapshots/none.kv") as answer:
-        assert (answer.status, (await answer.json())["detail"]) == (404, "There is no snapshot 'none.kv'.")
+    async with http.get("/api/snapshots/none.kv") as got:
+        assert (got.status, (await got.json())["detail"]) == (404, "There is no snapshot 'none.kv'.")
 
 
 async def test_a_snapshot_is_judged_by_its_file_and_once_its_model_runs_by_its_build(
@@ -94,8 +96,8 @@ async def test_a_snapshot_is_judged_by_its_file_and_once_its_model_runs_by_its_b
     saved.save("a.kv")
 
     async def judged() -> tuple[str | None, bool]:
-        async with http.get("/api/snapshots/a.kv") as answer:
-            one = await answer.json()
+        async with http.get("/api/snapshots/a.kv") as got:
+            one = await got.json()
         return one["refused"], one["compared"]
 
     assert await judged() == (None, False)
@@ -113,15 +115,15 @@ async def test_pages_go_on_where_the_last_one_ended(saved: Saved, http: aiohttp.
     seen: list[str] = []
     cursor = ""
     while True:
-        async with http.get(f"/api/snapshots?limit=2{cursor}") as answer:
-            page = await answer.json()
+        async with http.get(f"/api/snapshots?limit=2{cursor}") as got:
+            page = await got.json()
         seen += [item["id"] for item in page["items"]]
         if page["next_cursor"] is None:
             break
         cursor = f"&cursor={page['next_cursor']}"
     assert seen == ["1.kv", "0.kv", "3.kv", "2.kv", "4.kv"]
-    async with http.get("/api/snapshots?cursor=x") as answer:
-        assert answer.status == 422
+    async with http.get("/api/snapshots?cursor=x") as got:
+        assert got.status == 422
 
 
 async def test_a_model_is_asked_for_by_any_name_also_one_that_is_configured_no_more(
@@ -131,9 +133,9 @@ async def test_a_model_is_asked_for_by_any_name_also_one_that_is_configured_no_m
     saved.save("b.kv", tenant="llama/gone")
     for name, found in (("med", ["a.kv"]), ("llama/med", ["a.kv"]), ("llama/gone", ["b.kv"])):
         assert await listed(http, f"?model={name}") == found
-    async with http.get("/api/snapshots?model=llama/gon") as answer:
-        problem = await answer.json()
-    assert answer.status == 404
+    async with http.get("/api/snapshots?model=llama/gon") as got:
+        problem = await got.json()
+    assert got.status == 404
     assert problem["detail"].endswith("Did you mean llama/gone?")
 
 
@@ -149,11 +151,11 @@ async def test_two_servers_with_one_folder_tell_of_each_snapshot_once(
 async def test_deleting_takes_the_file_its_manifest_and_its_sidecars(saved: Saved, http: aiohttp.ClientSession) -> None:
     saved.save("a.kv")
     (saved.folder.path / "a.draft").touch()
-    async with http.delete("/api/snapshots/a.kv") as answer:
-        assert (answer.status, (await answer.json())["id"]) == (200, "a.kv")
+    async with http.delete("/api/snapshots/a.kv") as got:
+        assert (got.status, (await got.json())["id"]) == (200, "a.kv")
     assert list(saved.folder.path.iterdir()) == []
-    async with http.delete("/api/snapshots/a.kv") as answer:
-        assert answer.status == 404
+    async with http.delete("/api/snapshots/a.kv") as got:
+        assert got.status == 404
 
 
 async def test_what_a_swap_or_a_return_still_needs_is_deleted_only_by_force(
@@ -166,25 +168,41 @@ async def test_what_a_swap_or_a_return_still_needs_is_deleted_only_by_force(
     card = Card("gpu0", swap=swap, saved=(talks["waits.kv"],))
     assert await api.store.commit(Commit(cards=(card,))) == Committed()
     for name, said in (("at-work.kv", "the swap sw_1 on gpu0 is at it"), ("waits.kv", "it comes back with llama/med")):
-        async with http.delete(f"/api/snapshots/{name}") as answer:
-            assert answer.status == 409
-            assert said in (await answer.json())["detail"]
-    async with http.delete("/api/snapshots?model=med") as answer:
-        purged = await answer.json()
+        async with http.delete(f"/api/snapshots/{name}") as got:
+            assert got.status == 409
+            assert said in (await got.json())["detail"]
+    async with http.delete("/api/snapshots?model=med") as got:
+        purged = await got.json()
     assert [item["id"] for item in purged["items"]] == ["free.kv"]
     assert sorted(item["id"] for item in purged["kept"]) == ["at-work.kv", "waits.kv"]
-    async with http.delete("/api/snapshots/waits.kv?force=1") as answer:
-        assert answer.status == 200
-    async with http.delete("/api/snapshots?force=1") as answer:
-        assert [item["id"] for item in (await answer.json())["items"]] == ["at-work.kv"]
+    async with http.delete("/api/snapshots/waits.kv?force=1") as got:
+        assert got.status == 200
+    async with http.delete("/api/snapshots?force=1") as got:
+        assert [item["id"] for item in (await got.json())["items"]] == ["at-work.kv"]
     assert await listed(http) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("DELETE", "/a.kv"), ("DELETE", "?model=med"), ("POST", "/prune")], ids=["one", "all", "old"]
+)
+async def test_of_what_was_deleted_nobody_says_that_it_lies_on_disk(
+    saved: Saved, api: Served, http: aiohttp.ClientSession, method: str, path: str
+) -> None:
+    saved.save("a.kv", hours_ago=30)
+    answer(api.ctx.index, "ab", tenant="llama/med")
+    (talk,) = api.ctx.index.talks("llama/med")
+    api.ctx.index.stored("llama/med", talk.id, "a.kv")
+    async with http.request(method, f"/api/snapshots{path}") as done:
+        assert done.status == 200
+    (talk,) = api.ctx.index.conversations("llama/med")
+    assert (talk.place, "its snapshot" in talk.reason) == (Place.COLD, True)
 
 
 async def test_pruning_says_what_went_and_why(saved: Saved, http: aiohttp.ClientSession) -> None:
     saved.save("old.kv", hours_ago=30)
     saved.save("new.kv", hours_ago=1)
-    async with http.post("/api/snapshots/prune") as answer:
-        assert await answer.json() == {
+    async with http.post("/api/snapshots/prune") as got:
+        assert await got.json() == {
             "items": [{"id": "old.kv", "model": "llama/med", "bytes": 100, "why": "older than 24 h"}],
             "bytes": 100,
         }
@@ -200,8 +218,8 @@ async def test_any_key_may_look_and_only_admin_deletes(saved: Saved) -> None:
         api.ctx.shelves = {"llama": saved.shelf}
         assert await listed(http) == ["a.kv"]
         for method, path in (("DELETE", "/a.kv"), ("DELETE", ""), ("POST", "/prune")):
-            async with http.request(method, f"/api/snapshots{path}") as answer:
-                assert answer.status == 403
+            async with http.request(method, f"/api/snapshots{path}") as got:
+                assert got.status == 403
     assert saved.folder.size("a.kv") == 100
 
 
@@ -212,6 +230,6 @@ async def test_a_folder_that_cannot_be_read_is_said_to_be(
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(saved.folder, "manifests", broken)
-    async with http.get("/api/snapshots") as answer:
-        assert answer.status == 503
-        assert f"{saved.folder.path} cannot be used: Input/output error" in (await answer.json())["detail"]
+    async with http.get("/api/snapshots") as got:
+        assert got.status == 503
+        assert f"{saved.folder.path} cannot be used: Input/output error" in (await got.json())["detail"]
