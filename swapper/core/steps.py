@@ -6,7 +6,7 @@ answers mean is told in answers.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from swapper.core import keeping, plan
@@ -144,13 +144,20 @@ def granted_text(swap: Swap, world: World) -> str:
     lost = [c for c in swap.conversations if not c.saved]
     parts = [f"granted after {waited:.1f} s"]
     if saved:
-        mib = sum(c.bytes for c in saved) / 2**20
-        parts.append(f"{len(saved)} conversation{'s' * (len(saved) > 1)} saved ({mib:.0f} MiB)")
+        parts.append(f"{len(saved)} conversation{'s' * (len(saved) > 1)} saved{_size(saved)}")
     if lost:
         parts.append(f"{len(lost)} not saved")
     if swap.forced_ms is not None:
         parts.append("calls ended at the drain limit")
     return parts[0] + (": " + ", ".join(parts[1:]) if parts[1:] else "")
+
+
+def _size(saved: Sequence[Conversation]) -> str:
+    """What they take on the disk, in brackets; nothing where only their texts are kept."""
+    mib = sum(c.bytes for c in saved) / 2**20
+    if mib >= 1:
+        return f" ({mib:.0f} MiB)"
+    return " (under 1 MiB)" if mib else ""
 
 
 def _begin_close(draft: Draft) -> None:
@@ -258,7 +265,14 @@ def comes_back(swap: Swap, tenant: str) -> Mapping[str, object]:
     return {
         "loaded": any(r.step is Step.LOAD and r.tenant == tenant for r in swap.steps),
         "unproved": [
-            {"snapshot": c.snapshot, "slot": c.slot, "tokens": c.tokens, "id": c.head, "links": list(c.links)}
+            {
+                "snapshot": c.snapshot,
+                "slot": c.slot,
+                "tokens": c.tokens,
+                "id": c.head,
+                "links": list(c.links),
+                "strategy": c.strategy,
+            }
             for c in mine
             if c.result is ProofResult.UNPROVED
         ],

@@ -96,6 +96,7 @@ class Unproved:
     tokens: int
     id: str = ""
     links: tuple[str, ...] = ()
+    strategy: str = "slots"
 
 
 _answer = msgspec.json.Decoder(_Answer)

@@ -1,4 +1,4 @@
-"""Conversations read again after a load, one after the other, yielding to every real call.
+"""Conversations sent again after a load, one after the other, yielding to every real call.
 
 Invariant: at most one replay of a tenant runs; a call of another conversation ends it at once (it is begun again when
 the tenant is idle), a call of the very conversation waits for it, since that is its own prompt being read.
@@ -22,9 +22,15 @@ class _Queue:
 
 
 class Replays:
-    """`replay(tenant, snapshot, id)` waits until the tenant is idle and sends one; it may be cancelled."""
+    """`idle(tenant)` returns once no call of it is in flight; `replay(tenant, snapshot, id)` sends one.
 
-    def __init__(self, replay: Callable[[str, str, str], Awaitable[None]]) -> None:
+    Both may be cancelled.
+    """
+
+    def __init__(
+        self, idle: Callable[[str], Awaitable[None]], replay: Callable[[str, str, str], Awaitable[None]]
+    ) -> None:
+        self._idle = idle
         self._replay = replay
         self._queues: dict[str, _Queue] = {}
 
@@ -59,6 +65,7 @@ class Replays:
 
     async def _work(self, tenant: str, queue: _Queue) -> None:
         while queue.items:
+            await self._idle(tenant)  # not as part of it: a call that waits for a replay is in flight itself
             snapshot, name = queue.items[0]
             queue.now = asyncio.create_task(self._one(tenant, snapshot, name), name=f"replay {snapshot}")
             await asyncio.wait({queue.now})

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
+from swapper.core.conversations import Strategy
 from swapper.core.types import Command, Report
 from swapper.gateway.proof import Ledger, Reuse, Tail, Unproved, finding, pick_slot, read_slots, read_unproved
 from swapper.gateway.recall import Recalled, RecallFailed, recall
 from swapper.gateway.replay import Replays
 from swapper.snapshots.chain import Chain, chain_of
-from swapper.snapshots.conversation import Kept, Match, Place, Request
+from swapper.snapshots.conversation import Kept, Match, Place, Relation, Request
 from swapper.snapshots.index import Index
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Talks:
         self._unsettled: dict[str, list[int | None]] = {}
         self._coming: dict[tuple[str, str], asyncio.Future[bool]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._replays = Replays(self._replay)
+        self._replays = Replays(self._quiet, self._replay)
         self._ctx: GatewayContext | None = None
         self._written: Written | None = None
 
@@ -243,7 +244,8 @@ class Talks:
             for one in unproved:
                 self.index.placed(tenant, one.id, one.slot)
         again = cast("Sequence[Mapping[str, object]]", args.get("recall") or ())
-        self._replays.start(tenant, [(str(one["snapshot"]), str(one["id"])) for one in again])
+        early = [(one.snapshot, one.id) for one in unproved if self._provable(tenant, one)]
+        self._replays.start(tenant, [*early, *((str(one["snapshot"]), str(one["id"])) for one in again)])
 
     def placed(self, tenant: str, args: Mapping[str, object]) -> None:
         """What became of a conversation that was asked for from disk, and of the one that made room for it."""
@@ -290,21 +292,41 @@ class Talks:
         self.index.recalled(tenant, name, found.cache_n, found.prompt_n, found.slot)
         return found
 
+    async def _quiet(self, tenant: str) -> None:
+        if self._ctx is not None:
+            await self._ctx.admission.drained(tenant)
+
     async def _replay(self, tenant: str, snapshot: str, name: str) -> None:
-        """One conversation of a model that cannot be restored is read again, while nobody calls."""
-        ctx, ledger = self._ctx, self._ledgers.get(tenant)
+        """While nobody calls: a conversation that cannot be restored is read again, one that was restored is proved."""
+        ctx, ledger, talk = self._ctx, self._ledgers.get(tenant), self.index.conversation(tenant, name)
         if ctx is None or ledger is None:
             return
-        await ctx.admission.drained(tenant)
+        proves = snapshot in ledger.unproved
+        if proves and (talk is None or not talk.restored):
+            return  # it was gone on with, and its own answer tells
         data: dict[str, object] = {"swap": ledger.swap, "snapshot": snapshot}
+        outcome, why = "ok", None
         try:
+            if talk is None:
+                raise RecallFailed("it was asked for, and read again, before its turn to be replayed came")
             found = await self._send_again(tenant, name, ctx.limits.max_wait_ms / 1000)
         except RecallFailed as failed:
-            said = Report(self._executor, ledger.card, tenant, 0, 0, "recalled", "failed", str(failed), data=data)
+            outcome, why = "failed", str(failed)
         else:
-            ledger.expect(Unproved(snapshot, found.slot, found.tokens, name))
-            said = Report(self._executor, ledger.card, tenant, 0, 0, "recalled", "ok", data={**data, **asdict(found)})
-        await self._send(said)
+            if proves:
+                match, reuse = Match(Relation.SAME, talk), Reuse(found.cache_n, found.prompt_n, found.slot)
+                data = {**(finding(ledger, match, reuse, found.slot) or {})}
+            else:
+                ledger.expect(Unproved(snapshot, found.slot, found.tokens, name))
+                data |= asdict(found)
+        verb = "proof" if proves else "recalled"
+        await self._send(Report(self._executor, ledger.card, tenant, 0, 0, verb, outcome, why, data=data))
+
+    def _provable(self, tenant: str, one: Unproved) -> bool:
+        """Whether sending its last request again costs one token: it was saved as that request's prompt, as it is."""
+        talk = self.index.conversation(tenant, one.id)
+        prompt = talk is not None and talk.as_prompt and talk.request is not None
+        return prompt and one.strategy == Strategy.SLOTS
 
     def _in_background(self, work: Awaitable[None]) -> None:
         async def run() -> None:

@@ -119,7 +119,8 @@ class Conversation:
     Tokens, 0 where unknown: `prompt` of its last request, `cached` and `processed` of it, `tokens` left in the slot.
     `size`: bytes of that prompt. `restored`: it came back from disk and no answer has shown its use yet. `evicted`: so
     many tokens its last answer is said to have read again for an eviction, while it had stood in the slot `stood`.
-    `origin`: the snapshot it came back from, while that is still its newest one.
+    `origin`: the snapshot it came back from, while that is still its newest one. `as_prompt`: it stands, or was saved,
+    as its last request's prompt and nothing more.
     """
 
     links: Links
@@ -135,6 +136,7 @@ class Conversation:
     reason: str = ""
     restored: bool = False
     origin: str = ""
+    as_prompt: bool = False
     evicted: int = 0
     stood: int | None = None
 

@@ -137,10 +137,8 @@ class Index:
             spent = account(Match(Relation.SAME, talk), talk.prompt, cache_n, prompt_n, slot)
             self._count(tenant, replace(spent, cached=0))
             tokens = cache_n + prompt_n
-            self._set(
-                tenant,
-                replace(talk, place=Place.SERVER, slot=slot, tokens=tokens, snapshot="", reason="", restored=False),
-            )
+            there = replace(talk, place=Place.SERVER, slot=slot, tokens=tokens, snapshot="", reason="")
+            self._set(tenant, replace(there, restored=False, as_prompt=True))
 
     def talks(self, tenant: str) -> tuple[Talk, ...]:
         """What is believed to be in the server, most recent first."""

@@ -241,3 +241,48 @@ async def test_a_conversation_whose_client_left_in_the_midst_of_the_answer_is_kn
         await gateway.link.beaten(lambda demand: not demand)
         (talk,) = gateway.member.talks.index.talks(ALPHA)
         assert (talk.tokens, talk.recallable) == (0, True)
+
+
+async def test_a_conversation_saved_as_its_prompt_is_proved_as_soon_as_nobody_calls() -> None:
+    async with serve() as gateway:
+        name = await talked(gateway)
+        await say(gateway, "close", 1, epoch=2)
+        gateway.upstream.scripts = [answer(figures(1_995, 1, __verbose={"id_slot": 3}))]
+        await say(gateway, RECALL, 2, conversation=name, limit_ms=5_000)
+        back = [{"snapshot": "a.kv", "slot": 0, "tokens": 1_996, "id": name, "links": [name], "strategy": "slots"}]
+        gateway.upstream.scripts = [answer(figures(1_995, 1, __verbose={"id_slot": 0}))]
+        await gateway.link.send(command("open", 3, {"epoch": 3, "swap": "sw_1", "loaded": True, "unproved": back}))
+        while (report := await gateway.link.reports.get()).verb != "proof":
+            pass
+        assert (report.data["result"], report.data["cache_n"]) == ("warm", 1_995)
+
+
+async def test_one_that_was_saved_with_its_answer_is_proved_by_its_next_turn_alone() -> None:
+    async with serve() as gateway:
+        name = await talked(gateway)
+        await say(gateway, "close", 1, epoch=2)
+        seen = len(gateway.upstream.seen)
+        back = [{"snapshot": "a.kv", "slot": 0, "tokens": 2_000, "id": name, "links": [name], "strategy": "slots"}]
+        await say(gateway, "open", 2, epoch=3, swap="sw_1", loaded=True, unproved=back)
+        gateway.upstream.scripts = [answer(figures(1_999, 20))]
+        await gateway.call(body(TURN_2))
+        assert len(gateway.upstream.seen) == seen + 1
+
+
+async def test_a_call_that_comes_before_its_conversation_is_replayed_is_not_kept_waiting_for_that() -> None:
+    async with serve() as gateway:
+        name = await talked(gateway)
+        await say(gateway, "close", 1, epoch=2)
+        held = Stream("application/json")
+        gateway.upstream.scripts = [held, answer(figures(0, 2_020))]
+        other = asyncio.create_task(gateway.call(body([{"role": "user", "content": "x"}])))
+        again = [{"snapshot": f"replay:{name}", "id": name, "tokens": 2_000}]
+        await gateway.waiting(1)
+        await say(gateway, "open", 2, epoch=3, swap="sw_1", loaded=True, unproved=[], kept=[], recall=again)
+        assert (await gateway.call(body(TURN_2))).status == 200
+        held.put(json.dumps(figures(0, 9)).encode(), None)
+        await other
+        while (report := await gateway.link.reports.get()).verb != "recalled":
+            pass
+        assert report.outcome == "failed"
+        assert "before its turn" in str(report.detail)
