@@ -272,7 +272,8 @@ class Coordinator:
         for card in commit.cards:
             before, after = card_of(world, card.name).swap, card.swap
             if before is not None and (after is None or after.id != before.id):
-                _log_end(next((s for s in commit.swaps if s.id == before.id), before), world.now_ms)
+                proof = replace(before, outcome="fault" if card.fault is not None else "done")
+                _log_end(next((s for s in commit.swaps if s.id == before.id), proof), world.now_ms)
             if after is not None and (before is None or after.id != before.id):
                 log.info("swap started", swap=after.id, card=card.name, token=after.token)
         for alert in commit.alerts:
@@ -285,5 +286,6 @@ def _own_ms() -> int:
 
 
 def _log_end(swap: Swap, now_ms: int) -> None:
+    """`swap` as it is on record; of one that moved nothing, and is on none, what its proof came to."""
     took = (swap.ended_ms or now_ms) - swap.started_ms
     log.info("swap ended", swap=swap.id, card=swap.card, outcome=swap.outcome, ms=took, reason=swap.reason)

@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from swapper import coordinator as module
 from swapper.coordinator import Coordinator
@@ -133,6 +134,18 @@ async def test_a_default_is_loaded_and_a_lease_gets_the_card_and_gives_it_back(r
         "release",
         "vacate",
     ]
+
+
+async def test_the_log_says_how_a_swap_ended_that_moved_nothing(rig: Rig) -> None:
+    await rig.enqueue("ls_a")
+    with capture_logs() as logs:
+        await rig.hands.hello()
+        world = await rig.until(lambda world: world.leases["ls_a"].state is LeaseState.GRANTED)
+        await rig.store.end("ls_a", world.leases["ls_a"].token)
+        await rig.until(serving)
+    ended = [(line["swap"], line["outcome"]) for line in logs if line["event"] == "swap ended"]
+    assert ended[0] == ("sw_1", "done")
+    assert await rig.store.swap("sw_1") is None, "a swap that moves nothing is on no record"
 
 
 async def test_a_mark_above_the_counter_raises_it_before_anything_is_granted(rig: Rig) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from swapper.core.conversations import ProofResult
 from swapper.core.types import LeaseState, Step
 from tests.support.play import GIB, MED, SLOTS, SMALL, Play, granted, offers, spec, tenant
@@ -84,6 +86,36 @@ def test_a_required_save_that_fails_twice_reopens_and_loses_nothing() -> None:
     assert play.world.gates[MED].open
     assert play.log["sw_100"].outcome == "compensated"
     assert all(r.step != "release" for r in play.log["sw_100"].steps)
+    lost, kept = play.log["sw_100"].conversations
+    assert (lost.saved, lost.result, kept.result) == (False, None, None)
+    assert lost.reason == "disk full; nothing was unloaded, it is where it was"
+
+
+@pytest.mark.parametrize(
+    ("each", "said"), [(300, "2 conversations saved (under 1 MiB)"), (64 << 20, "2 conversations saved (128 MiB)")]
+)
+def test_a_grant_says_how_much_was_saved(each: int, said: str) -> None:
+    play = Play(spec(tenant("med")), MED)
+    play.enqueue("a")
+    play.decide()
+    play.run(drain={"slots": SLOTS}, save={"tokens": 10, "bytes": each})
+    assert (play.lease("a").explain or "").endswith(said)
+
+
+def test_what_was_gone_before_is_cold_also_when_the_swap_turns_back() -> None:
+    play = Play(spec(tenant("med"), tenant("small", 2 * GIB)), MED, SMALL)
+    play.enqueue("a")
+    play.decide()
+    while len(agents := [c for c in play.swap.pending if c.executor == "agent:main"]) < 2:
+        play.answer(play.swap.pending[0])
+    for command in agents:
+        play.say(command, {"gone": True} if command.tenant == SMALL else {"slots": SLOTS})
+    play.end("a", LeaseState.CANCELLED)
+    play.decide()
+    play.run()
+    swap = play.log["sw_100"]
+    assert swap.outcome == "compensated"
+    assert [(c.tenant, c.result) for c in swap.conversations if c.slot == -1] == [(SMALL, ProofResult.COLD)]
 
 
 def test_a_best_effort_save_that_fails_goes_on_and_is_said_to_be_cold() -> None:
