@@ -92,7 +92,8 @@ def _drained(draft: Draft, command: Command, report: Report) -> None:
     slots = cast("Sequence[Mapping[str, int]]", report.data.get("slots", ()))
     found = () if report.data.get("gone") else saving.plan_saves(draft, command.tenant, slots)
     draft.update(conversations=(*draft.swap.conversations, *found))
-    lost = [c for c in found if c.result is ProofResult.COLD and c.reason != saving.COLD_BEFORE]
+    # What nobody knows nobody will ever be able to keep: that would hold the card up for ever.
+    lost = [c for c in found if c.result is ProofResult.COLD and c.head and c.reason != saving.COLD_BEFORE]
     if lost and configured.save_required:
         compensate(draft, f"a conversation of {command.tenant} cannot be kept: {lost[0].reason}")
 
@@ -117,7 +118,9 @@ def _saved(draft: Draft, command: Command, report: Report) -> None:
     name = str(command.args["name"])
     if report.outcome == "ok":
         tokens = _int(report.data, "tokens")
-        if tokens == 0:
+        if tokens == 0 and command.args.get("conversation"):
+            keeping.mark(draft, name, result=ProofResult.COLD, reason="its slot was empty when it was to be saved")
+        elif tokens == 0:
             talks = tuple(c for c in draft.swap.conversations if c.snapshot != name)
             draft.update(conversations=talks)
         else:

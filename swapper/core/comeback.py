@@ -15,6 +15,7 @@ from swapper.core.draft import Draft
 from swapper.core.plan import Candidate
 
 ON_DISK = "on disk: it comes back when it is asked for"
+_NOBODYS = "there was no room for it, and nobody knows whose conversation it is, so that nobody can ask for it"
 _NO_ROOM = "there are more conversations than slots to replay them into"
 
 
@@ -39,7 +40,11 @@ def of_tenant(draft: Draft, tenant: str, offered: Sequence[Candidate], room: pla
     chosen = plan.choose_slots(usable, room)
     taken = {c.snapshot for c, _ in chosen}
     lines = [_line(tenant, c, slot=slot) for c, slot in chosen]
-    lines += [kept(tenant, c) for c in usable if c.refused is None and c.snapshot not in taken and c.id]
+    others = [c for c in usable if c.refused is None and c.snapshot not in taken]
+    lines += [kept(tenant, c) for c in others if c.id]
+    lost = {c.snapshot for c in draft.card.saved if c.tenant == tenant}  # older ones were told of when they were
+    left = (_line(tenant, c, slot=-1) for c in others if not c.id and c.snapshot in lost)
+    lines += [replace(line, result=ProofResult.COLD, reason=_NOBODYS) for line in left]
     lines += [replace(_line(tenant, c), result=ProofResult.COLD, reason=c.refused) for c in usable if c.refused]
     lines += _vanished(draft, tenant, {c.snapshot for c in offered})
     return (*lines, *_replayed(draft, tenant, lines, room.slots - len(chosen)))

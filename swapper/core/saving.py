@@ -28,13 +28,13 @@ def plan_saves(draft: Draft, tenant: str, slots: Slots) -> tuple[Conversation, .
     keeping = of(draft.card, tenant)
     known = _newest(c for c in draft.swap.known if c.tenant == tenant)
     found = _in_slots(slots, known)
+    unnamed = [use for use in slots if use["slot"] not in found][max(len(known) - len(found), 0) :]
     match keeping.strategy:
         case Strategy.OFF:
             why = "; ".join(keeping.demoted.values()) or "its conversations are not kept (strategy off)"
-            return tuple(_cold(c, why, Strategy.OFF) for c in known)
+            return (*(_cold(c, why, Strategy.OFF) for c in known), *_nobodys(tenant, unnamed, why, Strategy.OFF))
         case Strategy.REPLAY:
-            unnamed = [use for use in slots if use["slot"] not in found]
-            return (*map(_as_text, known), *_nobodys(tenant, unnamed, len(known) - len(found)))
+            return (*map(_as_text, known), *_nobodys(tenant, unnamed, _NOBODYS, Strategy.REPLAY))
         case _:
             return _saved(draft, tenant, slots, found, [c for c in known if c not in found.values()])
 
@@ -132,8 +132,8 @@ def _unplaced(talk: Conversation, strategy: Strategy) -> Conversation:
     return replace(talk, slot=-1, snapshot=f"{REPLAYED}{talk.head}", strategy=strategy, restored=False)
 
 
-def _nobodys(tenant: str, slots: Slots, may_be: int) -> Iterable[Conversation]:
-    """Slots whose conversation nobody knows, where only texts are kept; `may_be` of them may be one that is known."""
-    for use in slots[max(may_be, 0) :]:
-        line = Conversation(tenant, use["slot"], f"slot {use['slot']}", use["tokens"], 0, strategy=Strategy.REPLAY)
-        yield replace(line, result=ProofResult.COLD, reason=_NOBODYS)
+def _nobodys(tenant: str, slots: Slots, why: str, strategy: Strategy) -> Iterable[Conversation]:
+    """Slots whose conversation nobody knows, where slots are not saved: lost, and said so."""
+    for use in slots:
+        line = Conversation(tenant, use["slot"], f"slot {use['slot']}", use["tokens"], 0, strategy=strategy)
+        yield replace(line, result=ProofResult.COLD, reason=why)

@@ -297,6 +297,36 @@ def test_where_only_texts_are_kept_a_slot_that_nobody_knows_is_said_to_be_lost()
     assert [(c.slot, c.tokens) for c in cold] == [(1, 77)]
 
 
+@pytest.mark.parametrize("strategies", [["replay"], []], ids=["replay", "off"])
+def test_a_slot_that_nobody_knows_is_said_to_be_lost_and_holds_nothing_up_where_conversations_are_required(
+    strategies: list[str],
+) -> None:
+    """Nobody will ever be able to keep it: its gateway died, and it would hold the card for ever."""
+    play = leaving([], [{"slot": 1, "tokens": 77}], strategies, save_required=True)
+    assert play.swap.stage == "release"
+    assert [(c.slot, c.tokens, c.result) for c in play.swap.conversations] == [(1, 77, ProofResult.COLD)]
+    assert all(c.reason for c in play.swap.conversations)
+
+
+def test_a_known_conversation_whose_slot_turns_out_empty_is_said_to_be_cold() -> None:
+    play = leaving([talk(A, 900, 2)], [{"slot": 0, "tokens": 900}, {"slot": 1, "tokens": 77}])
+    for save in saves(play):
+        play.answer(save, tokens=0, bytes=0)
+    assert play.swap.stage == "release"
+    assert [(c.head, c.result, bool(c.reason)) for c in play.swap.conversations] == [(A, ProofResult.COLD, True)]
+
+
+def test_a_conversation_nobody_knows_that_finds_no_room_is_said_to_be_cold() -> None:
+    """Nobody will ask for it, so that it cannot come back on demand."""
+    play = leaving([], [{"slot": 0, "tokens": 900}, {"slot": 1, "tokens": 77}])
+    save_all(play)
+    back(play, offered, n_slots=1)
+    assert [(c.slot, c.result, bool(c.reason)) for c in play.swap.conversations] == [
+        (0, ProofResult.UNPROVED, False),
+        (-1, ProofResult.COLD, True),
+    ]
+
+
 def test_what_cannot_be_recalled_but_came_from_a_snapshot_is_kept_as_it_was_saved_before() -> None:
     old = talk(A, 900, 2, recallable=False, snapshot="old.kv")
     play = leaving([old], [], save_required=True)
