@@ -280,7 +280,7 @@ def comes_back(swap: Swap, tenant: str) -> Mapping[str, object]:
             {"snapshot": c.snapshot, "id": c.head, "links": list(c.links), "tokens": c.tokens} for c in mine if c.kept
         ],
         "recall": [
-            {"snapshot": c.snapshot, "id": c.head, "tokens": c.tokens}
+            {"snapshot": c.snapshot, "id": c.head, "tokens": c.tokens, "gateway": c.gateway}
             for c in mine
             if c.strategy == Strategy.REPLAY and c.saved and c.result is None
         ],

@@ -243,7 +243,8 @@ class Talks:
             self.index.kept(tenant, (*(Kept(one.snapshot, one.id, one.links, one.tokens) for one in unproved), *kept))
             for one in unproved:
                 self.index.placed(tenant, one.id, one.slot)
-        again = cast("Sequence[Mapping[str, object]]", args.get("recall") or ())
+        told = cast("Sequence[Mapping[str, object]]", args.get("recall") or ())
+        again = [one for one in told if one.get("gateway") in (None, self._executor)]
         early = [(one.snapshot, one.id) for one in unproved if self._provable(tenant, one)]
         self._replays.start(tenant, [*early, *((str(one["snapshot"]), str(one["id"])) for one in again)])
 

@@ -194,7 +194,7 @@ def test_a_model_that_cannot_be_restored_keeps_the_text_alone_and_its_gateway_re
     assert play.swap.stage == "release"
     back(play, nothing, n_slots=1, strategies=["replay"], fingerprint="f1")
     args = play.pending("open").args
-    assert args["recall"] == [{"snapshot": f"replay:{A}", "id": A, "tokens": 900}]
+    assert args["recall"] == [{"snapshot": f"replay:{A}", "id": A, "tokens": 900, "gateway": "gateway:g1"}]
     assert args["loaded"] is True
     assert "more conversations than slots" in (lines(play)[B].reason or "")
 
@@ -349,3 +349,12 @@ def test_slots_that_share_one_cache_take_no_more_than_it_holds_and_the_rest_stay
     assert [c.verb for c in play.swap.pending] == ["open"]
     kept = {c.head: c.kept for c in play.swap.conversations}
     assert kept == {A: False, B: True}
+
+
+def test_a_gateway_that_took_over_from_one_that_died_is_asked_to_replay() -> None:
+    play = leaving([talk(A, 900, 2)], [], ["replay"])
+    play.run()
+    play.gateways("g2")
+    back(play, nothing, strategies=["replay"], fingerprint="f1")
+    (again,) = play.pending("open").args["recall"]  # pyright: ignore[reportGeneralTypeIssues, reportUnknownVariableType]
+    assert again["gateway"] == "gateway:g2"
