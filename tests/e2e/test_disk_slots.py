@@ -126,6 +126,8 @@ def test_a_disk_that_fills_amid_a_save_leaves_no_half_of_it_and_the_copy_before_
         (lost,) = told(server, lease)
         assert (lost["saved"], lost["result"]) == (False, "cold")
         assert why in str(lost["reason"])
+        if disk.mounted and room != "its file's":
+            assert f"({server.router.slot_dir} has 0 MiB free)" in str(lost["reason"])
         assert any(str(lost["reason"]) in text for text in server.alerts())
         eventually(lambda: complete(server), "what was not finished is gone")
         disk.empty()

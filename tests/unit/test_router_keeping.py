@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import shutil
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from structlog.testing import CapturingLogger
@@ -43,6 +45,26 @@ def digest(folder: SlotFolder, name: str) -> str | None:
     manifest = folder.manifest(name)
     assert manifest is not None
     return manifest.digest
+
+
+def free(mib: int) -> Callable[[Path], SimpleNamespace]:
+    return lambda _path: SimpleNamespace(free=mib << 20)
+
+
+async def test_a_failed_save_says_how_little_room_there_is_and_nothing_where_there_is_enough(
+    keeper: Keeper, folder: SlotFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", free(511))
+    assert keeper.short() == f" ({folder.path} has 511 MiB free)"
+    monkeypatch.setattr(shutil, "disk_usage", free(512))
+    assert keeper.short() == ""
+
+
+async def test_a_folder_that_cannot_be_looked_at_adds_nothing_to_why_a_save_failed(
+    keeper: Keeper, folder: SlotFolder
+) -> None:
+    folder.path.rmdir()
+    assert keeper.short() == ""
 
 
 async def test_a_save_is_complete_without_its_digest_and_gets_it_when_a_restore_asks(

@@ -188,8 +188,9 @@ class Conversations:
             await keeper.drop(tenant, args.name)
             return Saved(args.name, args.slot, 0, 0, answer.timings.save_ms)
         if size != answer.n_written:
+            short = keeper.short()  # before what was written goes again
             await keeper.drop(tenant, args.name)
-            raise BackendError(f"{args.name} has {size} bytes on disk, llama-server wrote {answer.n_written}")
+            raise BackendError(f"{args.name} has {size} bytes on disk, llama-server wrote {answer.n_written}{short}")
         manifest = self._manifest(tenant, args, await self._fingerprint(model), answer, talk_of(answer.n_saved))
         came = args.replaces if args.talk is not None else (await self.run(model)).restored(args.slot)
         keeper.finish(manifest, restored=came)
@@ -205,7 +206,7 @@ class Conversations:
             if refused.status == 501:
                 (await self.run(model)).cannot_save = True
                 raise SaveUnsupported(str(refused)) from refused
-            raise
+            raise BackendRefused(f"{refused}{keeper.short()}", refused.status) from refused
 
     def _manifest(
         self, tenant: str, args: SaveArgs, fingerprint: Fingerprint, answer: SavedSlot, talk: Talk | None

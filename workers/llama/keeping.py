@@ -66,6 +66,14 @@ class Keeper:
             self.folder.forget(name)
         self._runs.setdefault(tenant, _Run()).open.add(name)
 
+    def short(self) -> str:
+        """For the end of a sentence about a save that failed: how little the disk has free; nothing where it has."""
+        try:
+            said = self.folder.short(self._keep)
+        except OSError:
+            return ""
+        return f" ({said})" if said else ""
+
     def size(self, name: str) -> int | None:
         """Bytes of a slot file, None when it is not there."""
         with self.disk():

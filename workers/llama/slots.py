@@ -300,11 +300,14 @@ class SlotFolder:
 
     def check_space(self, keep: Keep) -> None:
         """Raise BackendError when the disk has less free than the floor."""
+        short = self.short(keep)
+        if short is not None:
+            raise BackendError(f"{short}, the floor is {keep.free_bytes >> 20} MiB: nothing is saved")
+
+    def short(self, keep: Keep) -> str | None:
+        """What the disk has free, in words, where that is less than the floor. Raises OSError."""
         free = shutil.disk_usage(self.path).free
-        if free < keep.free_bytes:
-            raise BackendError(
-                f"{self.path} has {free >> 20} MiB free, the floor is {keep.free_bytes >> 20} MiB: nothing is saved"
-            )
+        return f"{self.path} has {free >> 20} MiB free" if free < keep.free_bytes else None
 
 
 def _only_copies(manifests: Sequence[Manifest], current: Collection[str]) -> set[str]:
