@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
-from swapper.core import comeback, keeping, plan, saving
+from swapper.core import comeback, keeping, periodic, plan, saving
 from swapper.core.commit import LeaseChange
 from swapper.core.conversations import Conversation, ProofResult, Strategy
 from swapper.core.draft import Draft
@@ -27,7 +27,9 @@ def take(draft: Draft, command: Command, report: Report) -> None:
     draft.update(pending=tuple(c for c in draft.swap.pending if c is not command))
     draft.note(draft.swap.stage, command.tenant, report.backend_ms)
     stage = draft.swap.stage
-    if command.verb == keeping.RECALL:
+    if periodic.runs(draft.swap):
+        periodic.take(draft, command, report)
+    elif command.verb == keeping.RECALL:
         _recalled(draft, command, report)
     elif command.verb != "cut" and not (report.outcome != "ok" and _again(draft, command)):
         _TAKE[Step(command.verb)](draft, command, report)
@@ -37,6 +39,10 @@ def take(draft: Draft, command: Command, report: Report) -> None:
 def settle(draft: Draft, stage: Step, *tenants: str | None) -> None:
     """Close the lines of the tenants with nothing more pending in the step; go on when nobody has."""
     if not draft.running or draft.swap.stage is not stage:
+        return
+    if periodic.runs(draft.swap):
+        if not draft.swap.pending:
+            periodic.go_on(draft)
         return
     waits_for_server = stage is Step.DRAIN and not draft.swap.asked
     for tenant in tenants:
@@ -186,6 +192,7 @@ def _loaded(draft: Draft, command: Command, report: Report) -> None:
     back = comeback.of_tenant(draft, tenant, [comeback.candidate(s) for s in offered], room)
     draft.update(conversations=(*others, *back))
     draft.card = replace(draft.card, saved=tuple(c for c in draft.card.saved if c.tenant != tenant))
+    periodic.put_off(draft, tenant)
 
 
 def _load_failed(draft: Draft, tenant: str, reason: str) -> None:

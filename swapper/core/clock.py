@@ -62,7 +62,7 @@ def moved(world: World, spec: Spec, step_ms: int = 0) -> Commit | None:
     After either no lease expires before max(ttl, 30 s), and none that is left alone lives longer. None where nothing is
     on record.
     """
-    cards = tuple(_card(card, world.now_ms, step_ms, spec.policy.grace_ms) for card in world.cards.values())
+    cards = tuple(_card(card, world.now_ms, step_ms, spec) for card in world.cards.values())
     cards = tuple(card for card in cards if step_ms or card != world.cards[card.name])
     swaps = tuple(card.swap for card in cards if card.swap is not None and card.swap.moves)
     changes = (_lease(lease, world.now_ms, step_ms) for lease in world.leases.values() if lease.state in ACTIVE)
@@ -88,20 +88,25 @@ def _lease(lease: Lease, now_ms: int, step_ms: int) -> LeaseChange | None:
     return LeaseChange(lease.id, ACTIVE, shift_ms=step_ms, lives_ms=lives_ms)
 
 
-def _card(card: Card, now_ms: int, step_ms: int, grace_ms: int) -> Card:
+def _card(card: Card, now_ms: int, step_ms: int, spec: Spec) -> Card:
     def began(ms: int) -> int:
         return min(ms + step_ms, now_ms)
 
     def ends(ms: int, longest_ms: int) -> int:
         return min(ms + step_ms, now_ms + longest_ms)
 
+    def every(tenant: str) -> int:
+        configured = spec.tenants.get(tenant)
+        return (configured and configured.every_ms) or 0
+
     fault = card.fault
     return replace(
         card,
         swap=None if card.swap is None else _swap(card.swap, began),
-        departed=tuple(replace(d, free_ms=ends(d.free_ms, grace_ms)) for d in card.departed),
+        departed=tuple(replace(d, free_ms=ends(d.free_ms, spec.policy.grace_ms)) for d in card.departed),
         fault=fault and replace(fault, since_ms=began(fault.since_ms), retry_ms=ends(fault.retry_ms, LONGEST_REST_MS)),
         failed={t: replace(f, retry_ms=ends(f.retry_ms, LONGEST_REST_MS)) for t, f in card.failed.items()},
+        save_after={t: ends(ms, every(t)) for t, ms in card.save_after.items()},
     )
 
 

@@ -41,7 +41,8 @@ class Conversation:
     `slot` is where it lies now (the saved slot in a swap out, the restored one in a swap back), -1 where that is not
     known. `head` and `links` (the last of its chain, oldest first) as the gateway said them, `used_ms` its last use,
     `gateway` the executor that has its last request, None where nobody has. `recall`: that request is to be sent again
-    before the save. `replaces`: the older snapshot it came back from. `kept`: it stays on disk until it is asked for.
+    before the save. `replaces`: its newest snapshot so far, `saved_ms` when that was made beside its calls (0: it was
+    not). `kept`: it stays on disk until it is asked for.
     """
 
     tenant: str
@@ -61,6 +62,7 @@ class Conversation:
     gateway: str | None = None
     recall: bool = False
     replaces: str | None = None
+    saved_ms: int = 0
     kept: bool = False
 
 

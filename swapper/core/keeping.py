@@ -72,6 +72,7 @@ def _talk(tenant: str, gateway: str, said: Mapping[str, object]) -> Conversation
         used_ms=_int(said, "used_ms"),
         gateway=gateway if said.get("recallable") else None,
         replaces=str(snapshot) if snapshot else None,
+        saved_ms=_int(said, "saved_ms"),
         restored=bool(said.get("restored")),
     )
 

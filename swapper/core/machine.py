@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from swapper.core import intruder, plan, steps
+from swapper.core import intruder, periodic, plan, steps
 from swapper.core.answers import compensate, settle, take
 from swapper.core.commit import Commit, LeaseChange
 from swapper.core.draft import Draft
@@ -141,7 +141,7 @@ def resume(world: World, spec: Spec, card: Card) -> Commit | None:
 
 def on_time(world: World, spec: Spec, card: Card) -> Commit | None:
     """Whatever is due on one card: holders that ended, leases past their limits, gateways gone, the drain limit."""
-    for due in (_overdue, _ended_holds, _lost_gateways, _drain_limit):
+    for due in (_overdue, _ended_holds, _lost_gateways, _drain_limit, periodic.give_way):
         commit = due(world, spec, card)
         if commit is not None:
             return commit

@@ -26,8 +26,8 @@ _NOBODYS = "nobody knows whose conversation this is, and this model's can only b
 def plan_saves(draft: Draft, tenant: str, slots: Slots) -> tuple[Conversation, ...]:
     """The lines of a tenant: to be saved as they are, to be recalled and then saved, kept as a text, or lost."""
     keeping = of(draft.card, tenant)
-    known = _newest(c for c in draft.swap.known if c.tenant == tenant)
-    found = _in_slots(slots, known)
+    known = newest(c for c in draft.swap.known if c.tenant == tenant)
+    found = in_slots(slots, known)
     unnamed = [use for use in slots if use["slot"] not in found][max(len(known) - len(found), 0) :]
     match keeping.strategy:
         case Strategy.OFF:
@@ -80,15 +80,15 @@ def _in_slot(tenant: str, use: Mapping[str, int], talk: Conversation | None, kee
     return replace(there, strategy=keeping.strategy if untouched else Strategy.SLOTS)
 
 
-def _newest(talks: Iterable[Conversation]) -> list[Conversation]:
+def newest(talks: Iterable[Conversation]) -> list[Conversation]:
     """Each conversation once, as whoever used it last knows it, the most recent first."""
-    newest: dict[str, Conversation] = {}
+    found: dict[str, Conversation] = {}
     for talk in sorted(talks, key=lambda c: (c.used_ms, c.gateway is not None)):
-        newest[talk.head] = talk
-    return sorted(newest.values(), key=lambda c: -c.used_ms)
+        found[talk.head] = talk
+    return sorted(found.values(), key=lambda c: -c.used_ms)
 
 
-def _in_slots(slots: Slots, talks: Sequence[Conversation]) -> Mapping[int, Conversation]:
+def in_slots(slots: Slots, talks: Sequence[Conversation]) -> Mapping[int, Conversation]:
     """Slot -> the conversation in it: the one said to be there, or the only one of as many tokens.
 
     Of one that was restored and not used since the server says no number.
@@ -111,7 +111,7 @@ def _to_recall(talk: Conversation, strategy: Strategy) -> Conversation:
 
 def _as_text(talk: Conversation) -> Conversation:
     if talk.gateway is None:
-        return _cold(talk, COLD_BEFORE if talk.restored else _NO_TEXT, Strategy.REPLAY)
+        return _cold(talk, COLD_BEFORE if talk.restored and not talk.saved_ms else _NO_TEXT, Strategy.REPLAY)
     return replace(_unplaced(talk, Strategy.REPLAY), saved=True)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from swapper.core import intruder, machine, policy
+from swapper.core import intruder, machine, periodic, policy
 from swapper.core.apply import apply
 from swapper.core.commit import Commit
 from swapper.core.spec import Spec
@@ -122,8 +122,15 @@ class _Fold:
         idle = world.now_ms if busy(world, self._spec, name) else self._seen.idle_since.get(name, world.now_ms)
         choice = policy.choose(world, self._spec, card, idle_since_ms=idle)
         if choice is None:
-            return None
+            return self._save_by_the_clock(card)
         return machine.start(world, self._spec, card, choice, swap_id=self._new_swap(), token=world.next_token)
+
+    def _save_by_the_clock(self, card: Card) -> Commit | None:
+        tenant = periodic.due(self.world, self._spec, card)
+        if tenant is None:
+            return None
+        token = self.world.next_token
+        return periodic.start(self.world, self._spec, card, tenant, swap_id=self._new_swap(), token=token)
 
     def _fresh(self, card: Card) -> bool:
         """Only what was seen after the newest command was carried out may contradict the card."""

@@ -305,6 +305,7 @@ class Card:
     `return_lease` the lease that displaced them. `failed` names the tenants that could not be loaded. `ordered` is the
     newest (token, n) at an agent that changes what is seen: what was seen before it was carried out is old. `saved`:
     conversations of tenants that left, until these are loaded again. `keeping`: how each tenant's are kept.
+    `save_after`: the moment before which a tenant's idle slots are not saved by the clock.
     """
 
     name: str
@@ -320,6 +321,7 @@ class Card:
     ordered: tuple[int, int] = (0, 0)
     saved: tuple[Conversation, ...] = ()
     keeping: Mapping[str, Keeping] = field(default_factory=dict[str, Keeping])
+    save_after: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @property
     def whole(self) -> Hold | None:
