@@ -14,6 +14,7 @@ import msgspec
 import structlog
 
 from swapper.core.keeping import RECALL
+from swapper.core.periodic import SAVED, TALKS
 from swapper.core.steps import PLACED
 from swapper.core.types import Card, Command, Demand, Failure, Report, Step, World, answer_to
 from swapper.errors import StoreDown
@@ -296,6 +297,11 @@ class Member:
         if tenant is not None and command.verb == PLACED:
             self.talks.placed(tenant, command.args)
             return answer_to(command, "ok")
+        if tenant is not None and command.verb == SAVED:
+            self.talks.saved(tenant, command.args)
+            return answer_to(command, "ok")
+        if tenant is not None and command.verb == TALKS:
+            return answer_to(command, "ok", data={"talks": self.talks.told(tenant)})
         if tenant is not None and command.verb == RECALL:
             return lambda: self._recalled(command)
         if tenant is None or not isinstance(epoch, int):

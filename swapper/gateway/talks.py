@@ -33,6 +33,8 @@ BRING_S = 10.0
 """A call waits so long for its conversation to come back from disk; then the server reads the prompt."""
 LOOK_S = 2.0
 """A drained gateway waits so long for answers that are still being looked at."""
+AGAIN_S = 0.1
+"""Where something short is in the way of that, it is asked for again so much later."""
 WORTH_TOKENS = 128
 """Fewer are read faster than they are brought."""
 
@@ -67,6 +69,7 @@ class Talks:
         self._moves: dict[str, int] = {}
         self._unsettled: dict[str, list[int | None]] = {}
         self._coming: dict[tuple[str, str], asyncio.Future[bool]] = {}
+        self._wanted: dict[tuple[str, str], Report] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._replays = Replays(self._quiet, self._replay)
         self._ctx: GatewayContext | None = None
@@ -134,10 +137,23 @@ class Talks:
             ledger = self._ledgers.get(tenant)
             data = {"snapshot": snapshot, "id": name, "tokens": tokens, "talks": self.told(tenant)}
             card = "" if ledger is None else ledger.card
-            self._in_background(self._send(Report(self._executor, card, tenant, 0, 0, "wanted", "ok", data=data)))
+            self._wanted[key] = Report(self._executor, card, tenant, 0, 0, "wanted", "ok", data=data)
+            self._in_background(self._send(self._wanted[key]))
         await asyncio.wait({coming}, timeout=BRING_S)
         if not coming.done():
             self._coming.pop(key, None)
+            self._wanted.pop(key, None)
+
+    async def _ask_again(self, key: tuple[str, str]) -> None:
+        """Once more, for as long as a call waits for it."""
+        await asyncio.sleep(AGAIN_S)
+        if key in self._wanted:
+            await self._send(self._wanted[key])
+
+    def saved(self, tenant: str, args: Mapping[str, object]) -> None:
+        """A conversation was saved beside the calls, and is in the server all the same."""
+        ms = args.get("ms")
+        self.index.saved(tenant, str(args.get("id")), str(args.get("snapshot")), ms if isinstance(ms, int) else 0)
 
     def tap(self, path: str, *, sse: bool) -> Tail:
         """Something that watches an answer pass."""
@@ -260,12 +276,16 @@ class Talks:
             ledger = self._ledgers.get(tenant)
             if ledger is not None:
                 ledger.expect(Unproved(snapshot, slot, tokens if isinstance(tokens, int) else talk.tokens, talk.id))
-        elif talk is not None and not args.get("again"):
+        elif args.get("again"):
+            self._in_background(self._ask_again((tenant, snapshot)))
+            return
+        elif talk is not None:
             self.index.lost(tenant, talk.id, str(args.get("detail") or "it could not be restored"))
         self._arrived((tenant, snapshot), came=bool(args.get("ok")))
 
     def _arrived(self, key: tuple[str, str], *, came: bool) -> None:
         coming = self._coming.pop(key, None)
+        self._wanted.pop(key, None)
         if coming is not None and not coming.done():
             coming.set_result(came)
 

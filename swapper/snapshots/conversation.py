@@ -52,8 +52,8 @@ class Talk:
     """What a gateway tells of a conversation. `tokens` its last answer left in its slot, 0 unknown.
 
     `links`: its last ones, 32 hex characters each, oldest first, the last is `id`. `recallable`: its request is kept.
-    `slot`: where it was last seen. `snapshot`: the one it came back from, which a new one of it replaces;
-    `restored`: nothing was asked of it since.
+    `slot`: where it was last seen. `snapshot`: its newest one, which the next replaces, made beside its calls at
+    `saved_ms` (0: it came back from it); `restored`: nothing was asked of it since.
     """
 
     id: str
@@ -64,6 +64,7 @@ class Talk:
     slot: int | None = None
     snapshot: str = ""
     restored: bool = False
+    saved_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +120,9 @@ class Conversation:
     Tokens, 0 where unknown: `prompt` of its last request, `cached` and `processed` of it, `tokens` left in the slot.
     `size`: bytes of that prompt. `restored`: it came back from disk and no answer has shown its use yet. `evicted`: so
     many tokens its last answer is said to have read again for an eviction, while it had stood in the slot `stood`.
-    `origin`: the snapshot it came back from, while that is still its newest one. `as_prompt`: it stands, or was saved,
-    as its last request's prompt and nothing more.
+    `origin`: its newest snapshot, the one it came back from or the one made at `saved_ms` (0: none was) while it stayed
+    in the server; `saved`: nothing was asked of it since that. `as_prompt`: it stands, or was saved, as its last
+    request's prompt and nothing more.
     """
 
     links: Links
@@ -136,6 +138,8 @@ class Conversation:
     reason: str = ""
     restored: bool = False
     origin: str = ""
+    saved_ms: int = 0
+    saved: bool = False
     as_prompt: bool = False
     evicted: int = 0
     stood: int | None = None
@@ -153,9 +157,8 @@ class Conversation:
     def talk(self) -> Talk:
         """What is told of it."""
         links = tuple(link.hex() for link in self.links.newest(TOLD_LINKS))
-        return Talk(
-            self.id, links, self.tokens, self.used_ms, self.request is not None, self.slot, self.origin, self.restored
-        )
+        untouched, kept = self.restored or self.saved, self.request is not None
+        return Talk(self.id, links, self.tokens, self.used_ms, kept, self.slot, self.origin, untouched, self.saved_ms)
 
 
 @dataclass(frozen=True, slots=True)

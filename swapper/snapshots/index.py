@@ -100,15 +100,15 @@ class Index:
         if cache_n is not None and prompt_n is not None:
             cached, processed, generated = cache_n, prompt_n, predicted_n
         spent = account(match, read_before(match, chain), cached, processed, slot)
-        origin = ""
+        origin, saved_ms = "", 0
         if match.conversation is not None and match.relation in _REPLACED:
-            origin = match.conversation.origin
+            origin, saved_ms = match.conversation.origin, match.conversation.saved_ms
             self._drop(tenant, match.conversation.id)
         tokens = 0 if generated is None else cached + processed + max(generated, 1) - 1
         talk = Conversation(Links.of(chain), now_ms, chain.sizes[-1], tokens, cached, processed, request, slot=slot)
         if spent.why is Why.EVICTED and match.conversation is not None:
             talk = replace(talk, evicted=spent.reread, stood=match.conversation.slot)
-        self._put(tenant, replace(talk, origin=origin))
+        self._put(tenant, replace(talk, origin=origin, saved_ms=saved_ms))
         self._count(tenant, spent)
         return spent
 
@@ -138,7 +138,7 @@ class Index:
             self._count(tenant, replace(spent, cached=0))
             tokens = cache_n + prompt_n
             there = replace(talk, place=Place.SERVER, slot=slot, tokens=tokens, snapshot="", reason="")
-            self._set(tenant, replace(there, restored=False, as_prompt=True))
+            self._set(tenant, replace(there, restored=False, saved=False, as_prompt=True))
 
     def talks(self, tenant: str) -> tuple[Talk, ...]:
         """What is believed to be in the server, most recent first."""
@@ -188,6 +188,14 @@ class Index:
         if (talk := self.conversation(tenant, name)) is not None:
             self._set(tenant, replace(talk, place=Place.DISK, snapshot=snapshot, slot=None, reason="", restored=False))
 
+    def saved(self, tenant: str, name: str, snapshot: str, saved_ms: int) -> None:
+        """It was saved and stays in the server; what became of it meanwhile has this as its newest snapshot."""
+        there = self.conversations(tenant)
+        went_on = [talk for talk in there if name in (link.hex() for link in talk.links.newest(_ATTACHED_LINKS))]
+        talk = self.conversation(tenant, name) or max(went_on, key=lambda talk: talk.used_ms, default=None)
+        if talk is not None and talk.place is Place.SERVER:
+            self._set(tenant, replace(talk, origin=snapshot, saved_ms=saved_ms, saved=talk.id == name))
+
     def placed(self, tenant: str, name: str, slot: int) -> None:
         """A conversation was restored from disk into a slot; whether it is of use there the next answer shows.
 
@@ -196,7 +204,7 @@ class Index:
         if (talk := self._on_disk(tenant, name)) is not None:
             origin = talk.snapshot or talk.origin
             there = replace(talk, place=Place.SERVER, slot=slot, snapshot="", reason="", restored=True, origin=origin)
-            self._set(tenant, there)
+            self._set(tenant, replace(there, saved_ms=0))
 
     def found(self, tenant: str, name: str) -> None:
         """A conversation is in the server after all, as far as anybody can tell; in which slot is not known."""

@@ -1,0 +1,112 @@
+"""What a gateway knows of a conversation that was saved while it stayed in the server."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from swapper.core.periodic import SAVED, TALKS
+from swapper.core.steps import PLACED
+from swapper.gateway import talks
+from swapper.snapshots.conversation import Kept, Place, Talk
+from swapper.snapshots.index import Index
+from tests.unit.gateway_doubles import ALPHA, serve
+from tests.unit.gateway_doubles import answer as answered
+from tests.unit.index_doubles import TENANT, answer, chat
+from tests.unit.test_talks import TURN_2, body, figures, say, talked
+
+
+def one(index: Index) -> Talk:
+    (talk,) = index.talks(TENANT)
+    return talk
+
+
+def saved(index: Index, letters: str, snapshot: str, at: int = 50) -> None:
+    index.saved(TENANT, chat(letters).id, snapshot, at)
+
+
+def test_it_is_untouched_until_it_is_used_and_its_snapshot_is_what_the_next_one_replaces() -> None:
+    index = Index()
+    answer(index, "abc", at=1)
+    assert (one(index).snapshot, one(index).restored) == ("", False)
+    saved(index, "abc", "p1.kv")
+    assert (one(index).snapshot, one(index).saved_ms, one(index).restored) == ("p1.kv", 50, True)
+    answer(index, "abcde", at=60)
+    assert (one(index).snapshot, one(index).saved_ms, one(index).restored) == ("p1.kv", 50, False)
+    saved(index, "abcde", "p2.kv", 70)
+    assert (one(index).snapshot, one(index).saved_ms, one(index).restored) == ("p2.kv", 70, True)
+
+
+def test_one_that_went_on_while_it_was_saved_has_the_snapshot_and_is_not_untouched() -> None:
+    index = Index()
+    answer(index, "abc", at=1)
+    answer(index, "abcde", at=2)
+    saved(index, "abc", "p1.kv")
+    assert (one(index).id, one(index).snapshot, one(index).restored) == (chat("abcde").id, "p1.kv", False)
+
+
+def test_one_that_branched_off_has_a_snapshot_of_its_own() -> None:
+    index = Index()
+    answer(index, "abcde", at=1)
+    saved(index, "abcde", "p1.kv")
+    answer(index, "aXY", at=2)
+    assert [talk.snapshot for talk in index.talks(TENANT)] == ["", "p1.kv"]
+
+
+def test_a_rewind_is_a_change_until_that_is_saved() -> None:
+    index = Index()
+    answer(index, "abc", at=1)
+    saved(index, "abc", "p1.kv")
+    index.recalled(TENANT, chat("abc").id, 2_000, 900, 0)
+    assert not one(index).restored
+    saved(index, "abc", "p2.kv")
+    assert (one(index).tokens, one(index).restored) == (2_900, True)
+
+
+def test_what_comes_back_from_it_after_a_crash_counts_as_restored_and_what_is_read_again_as_swapped() -> None:
+    index = Index()
+    answer(index, "abc", at=1)
+    saved(index, "abc", "p1.kv")
+    answer(index, "abcde", at=60)
+    index.left(TENANT)
+    links = tuple(link.hex() for link in chat("abc").links[-8:])
+    index.kept(TENANT, [Kept("p1.kv", links[-1], links, 3_000)])
+    index.placed(TENANT, links[-1], 1)
+    talk = one(index)
+    assert (talk.id, talk.snapshot, talk.saved_ms, talk.restored) == (chat("abcde").id, "p1.kv", 0, True)
+    (known,) = index.conversations(TENANT)
+    assert (known.place, known.slot) == (Place.SERVER, 1)
+
+
+async def test_the_gateway_tells_what_it_knows_and_its_gate_stays_open() -> None:
+    async with serve() as gateway:
+        name = await talked(gateway)
+        report = await say(gateway, TALKS, 1)
+        (told,) = report.data["talks"]  # pyright: ignore[reportGeneralTypeIssues, reportUnknownVariableType]
+        assert (told["id"], told["tokens"]) == (name, 2_000)
+        assert gateway.admission.gate(ALPHA).open
+        await say(gateway, SAVED, 2, snapshot="p1.kv", id=name, ms=5)
+        report = await say(gateway, TALKS, 3)
+        (told,) = report.data["talks"]  # pyright: ignore[reportGeneralTypeIssues, reportUnknownVariableType]
+        assert (told["snapshot"], told["saved_ms"], told["restored"]) == ("p1.kv", 5, True)
+
+
+async def test_a_conversation_asked_for_while_something_short_goes_on_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(talks, "AGAIN_S", 0)
+    async with serve() as gateway:
+        name = await talked(gateway)
+        gateway.member.talks.index.stored(ALPHA, name, "a.kv")
+        gateway.upstream.scripts = [answered(figures(2_000, 20))]
+        async with asyncio.TaskGroup() as group:
+            call = group.create_task(gateway.call(body(TURN_2)))
+            for again in (True, False):
+                while (report := await gateway.link.reports.get()).verb != "wanted":
+                    pass
+                assert report.data["snapshot"] == "a.kv"
+                await say(gateway, PLACED, 2 - again, snapshot="a.kv", ok=not again, slot=1, tokens=2_000, again=again)
+        assert call.result().status == 200
+        (talk,) = gateway.member.talks.index.conversations(ALPHA)
+        assert talk.place is Place.SERVER
