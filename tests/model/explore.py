@@ -13,15 +13,16 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from swapper.core import machine, plan, turn
+from swapper.core import machine, plan, tend, turn
 from swapper.core.commit import Commit
+from swapper.core.keeping import RECALL
 from swapper.core.spec import Spec
-from swapper.core.types import Card, LeaseState, Report, World
+from swapper.core.steps import PLACED
+from swapper.core.types import Card, LeaseState, Report, Step, World
 from swapper.store import codec
 from tests.model.parts import (
     CARD,
     GATEWAY,
-    Broken,
     Budget,
     Rules,
     State,
@@ -34,8 +35,10 @@ from tests.model.parts import (
     pending,
     write,
 )
+from tests.model.promises import Broken, on_commit, stated, told_by
 
 Move = tuple[str, State]
+_MAY_FAIL = (Step.DRAIN, Step.SAVE, Step.RELEASE, Step.VACATE, Step.LOAD, Step.RESTORE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,8 @@ def _key(state: State) -> bytes:
     sent = sorted((c.token, c.n, c.executor) for c in state.sent)
     marks = sorted((lane or "", pair) for lane, pair in state.marks.items())
     ended = sorted((name, lease.state) for name, lease in state.ended.items())
-    rest = (state.budget, sorted(state.loaded), state.gate, state.in_flight, sorted(state.alive), _seen(state), ended)
+    there = (sorted(state.loaded), state.gate, state.in_flight, sorted(state.alive), state.files, state.deaf)
+    rest = (state.budget, there, _seen(state), ended)
     return repr(([codec.encode(_unversioned(world)) for world in views], newest, told, sent, marks, rest)).encode()
 
 
@@ -140,11 +144,14 @@ class _Model:
         defaults = frozenset(t.id for t in self._spec.tenants.values() if t.default)
         if state.world.leases:
             raise Broken(f"nothing moves, and {', '.join(state.world.leases)} did not end (N1)")
+        wanted = state.budget.wants != self._budget.wants
+        if wanted and not state.deaf and not any(c.verb == PLACED for c in state.sent):
+            raise Broken("nothing moves, and nobody says what became of the conversation that a call waits for (N1)")
         if (
             card.swap is not None
             or frozenset(card.residents) != defaults
             or state.loaded != defaults
-            or not state.gate[1]
+            or not (state.gate[1] or state.deaf)
         ):
             raise Broken(f"nothing moves, and the card is not as declared: {card}, loaded {set(state.loaded)} (N2)")
 
@@ -183,17 +190,33 @@ class _Model:
         free = 0 if alive else self._spec.cards[CARD].total_mib - used
         seen = turn.Seen({"main"}, states, {CARD: {"free_mib": free}}, {CARD: marks})
         answers = (report,) if report else ()
-        return turn.decide(world, self._spec, seen, answers, lambda: f"sw_{world.next_token}").commit
+        commit = turn.decide(world, self._spec, seen, answers, lambda: f"sw_{world.next_token}").commit
+        if commit is not None:
+            on_commit(world, commit, self._spec)
+            self._all_told(state, world, commit)
+        return commit
+
+    def _all_told(self, state: State, world: World, commit: Commit) -> None:
+        """What the gateway said, if it lives, has a line by the time its model is told to leave (N3)."""
+        swap = commit.cards[0].swap if commit.cards else None
+        if swap is None or not world.gateways:
+            return
+        told = {h for r in state.said if (r.executor, r.token) == (GATEWAY, swap.token) for h in told_by(r)}
+        for command in commit.commands:
+            if command.verb == Step.RELEASE:
+                stated(str(command.tenant), told, swap.conversations)
 
     def _executors(self, state: State) -> Iterator[tuple[str, State | None]]:
         for command in state.sent:
             what = f"{command.verb} {command.token % 1000}.{command.n}"
             if command.executor == GATEWAY:
                 yield self._tried(f"gateway obeys {what}"), gateway(state, command)
+                if command.verb == RECALL and (spent := state.spend("failures")):
+                    yield self._tried(f"!gateway fails at {what}"), gateway(spent, command, fails=True)
                 continue
             yield self._tried(f"agent carries out {what}"), agent(state, command, self._rules)
             spent = state.spend("failures")
-            if spent and command.verb in ("load", "release", "drain", "vacate"):
+            if spent and command.verb in _MAY_FAIL:
                 yield self._tried(f"!agent fails at {what}"), agent(spent, command, self._rules, fails=True)
         seen = (state.loaded, bool(state.alive), carried_out(state))
         yield self._tried("agent tells what it sees"), replace(state, seen=seen)
@@ -224,10 +247,23 @@ class _Model:
             yield "!the coordinators crash and resume", (commit and write(crashed, commit, self._rules)) or crashed
         if state.gate[1] and state.loaded and not state.in_flight and (spent := state.spend("calls")):
             yield "!a call begins", replace(spent, in_flight=1)
+        if not state.deaf and (spent := state.spend("wants")):
+            yield self._tried("!a call wants a conversation from disk"), self._wanted(spent)
+        if not state.deaf and (spent := state.spend("losses")):
+            alone = replace(world, gateways=())
+            yield "!the gateway dies", replace(spent, world=alone, in_flight=0, deaf=True, gate=(state.gate[0], False))
         if state.loaded and not state.in_flight and (spent := state.spend("deaths")):
             yield "!the server dies", replace(spent, loaded=frozenset())
         if (rested := _rested(world)) != world:
             yield "a rest is over", replace(state, world=rested)
+
+    def _wanted(self, state: State) -> State | None:
+        """The coordinator takes it at once; the files of the model that serves are those that may come back."""
+        world, (tenant, *_) = state.world, self._spec.tenants
+        data = {"snapshot": state.files[0][0] if state.files else "none", "talks": list(state.talking.talks)}
+        report = Report(GATEWAY, CARD, tenant, 0, 0, "wanted", "ok", data=data)
+        commit = tend.on_wanted(world, self._spec, report, swap_id=f"sw_{world.next_token}", token=world.next_token)
+        return commit and write(state, commit, self._rules)
 
 
 def _words(report: Report) -> str:

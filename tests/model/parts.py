@@ -13,14 +13,13 @@ from typing import cast
 
 from swapper.core.apply import apply, changed
 from swapper.core.commit import Commit
+from swapper.core.keeping import RECALL
+from swapper.core.steps import PLACED
 from swapper.core.types import FINAL, Command, Lease, LeaseState, Report, Step, World, answer_to
+from tests.model.promises import Broken
 
 CARD, GATEWAY = "gpu0", "gateway:g1"
 Pair = tuple[int, int]
-
-
-class Broken(AssertionError):
-    """A promise was broken; the text says which, and by what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,8 @@ class Budget:
     """How often what need not happen may still happen.
 
     `expiries` of leases, `crashes` of all coordinators, `failures` of commands, `deaths` (of the server, a cancelled
-    lease, a release by a holder that stays), `calls` that begin, and `looks` of the second coordinator.
+    lease, a release by a holder that stays), `calls` that begin, `looks` of the second coordinator, `losses` of the
+    gateway with all it knew, and calls that want a conversation from disk (`wants`).
     """
 
     expiries: int = 0
@@ -45,17 +45,33 @@ class Budget:
     deaths: int = 0
     calls: int = 0
     looks: int = 0
+    losses: int = 0
+    wants: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Talking:
+    """What the gateway says of conversations whenever it is drained, and the agent of the slots and of the model.
+
+    `strategies` None: nobody says anything of conversations; none: they cannot be kept.
+    """
+
+    talks: tuple[Mapping[str, object], ...] = ()
+    slots: tuple[Mapping[str, int], ...] = ()
+    strategies: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class State:
     """Everything. `sent` and `said` only grow (a crash of the coordinators forgets `said`): any of them may be taken
     again, late, in any order. `view` is what the second coordinator read some time ago. `alive`: leases whose holder
-    runs. `loaded`: tenants in VRAM. `seen`: what the agent last told, (loaded, a holder seen, carried out).
+    runs. `loaded`: tenants in VRAM. `seen`: what the agent last told, (loaded, a holder seen, carried out). `files`:
+    (name, whose) of the snapshots on disk. `deaf`: the gateway is no more.
     """
 
     world: World
     budget: Budget
+    talking: Talking = Talking()
     view: World | None = None
     sent: tuple[Command, ...] = ()
     said: tuple[Report, ...] = ()
@@ -68,6 +84,8 @@ class State:
     seen: tuple[frozenset[str], bool, Pair] = (frozenset(), False, (0, 0))
     ended: Mapping[str, Lease] = field(default_factory=dict[str, Lease])
     granted: Mapping[str, int] = field(default_factory=dict[str, int])
+    files: tuple[tuple[str, str], ...] = ()
+    deaf: bool = False
 
     def spend(self, what: str) -> State | None:
         """One less of the budget; None when it is used up."""
@@ -173,12 +191,53 @@ def _effect(state: State, command: Command, *, fails: bool) -> tuple[State, Repo
         if state.alive:
             raise Broken(f"{tenant} was loaded beside the holder of {', '.join(sorted(state.alive))} (S1)")
         state = replace(state, loaded=state.loaded | {tenant})
-        return state, answer_to(command, "ok", data={"n_slots": 1, "snapshots": []})
+        offered = [_offered(name, whose) for name, whose in reversed(state.files)]
+        return state, answer_to(command, "ok", data={"n_slots": 1, "snapshots": offered, **_kept(state)})
+    elif command.verb in (Step.DRAIN, Step.SAVE, Step.RESTORE) and state.talking.strategies is not None:
+        return _conversations(state, command)
     return state, answer_to(command, "ok")
 
 
-def gateway(state: State, command: Command) -> State | None:
+def _kept(state: State) -> dict[str, object]:
+    ways = state.talking.strategies
+    return {} if ways is None else {"strategies": list(ways), "fingerprint": "one"}
+
+
+def _offered(name: str, whose: str) -> dict[str, object]:
+    return {"snapshot": name, "slot": 0, "tokens": 100, "bytes": 1, "id": whose, "links": [whose]}
+
+
+def _conversations(state: State, command: Command) -> tuple[State, Report]:
+    """What an agent does about conversations: of a model that is not there it can save and restore nothing."""
+    there = command.tenant in state.loaded
+    if command.verb == Step.DRAIN:
+        data: dict[str, object] = {"slots": list(state.talking.slots)} if there else {"gone": True}
+        return state, answer_to(command, "ok", data={**data, **_kept(state)})
+    if not there:
+        return state, answer_to(command, "failed", "nobody is there")
+    if command.verb == Step.SAVE:
+        whose = cast("Mapping[str, str]", command.args.get("conversation", {})).get("id", "")
+        state = replace(state, files=(*state.files, (str(command.args["name"]), whose)))
+        return state, answer_to(command, "ok", data={"tokens": 100, "bytes": 1})
+    if command.args["snapshot"] not in {name for name, _ in state.files}:
+        return state, answer_to(command, "failed", "there is no such file")
+    if (name := command.args.get("displaced")) is None:
+        return state, answer_to(command, "ok")
+    state = replace(state, files=(*state.files, (str(name), "")))
+    return state, answer_to(command, "ok", data={"slot": 0, "tokens": 100, "displaced": _offered(str(name), "")})
+
+
+def gateway(state: State, command: Command, *, fails: bool = False) -> State | None:
     """One command at the gateway; its answer to `drain` comes once nothing is in flight."""
+    if state.deaf or command.verb == PLACED:
+        return None
+    if command.verb == RECALL:
+        data = {"slot": 0, "tokens": 100, "cache_n": 100, "prompt_n": 0}
+        answer = (
+            answer_to(command, "failed", "it was not there any more") if fails else answer_to(command, "ok", data=data)
+        )
+        heard = {(r.token, r.n) for r in state.said if r.executor == GATEWAY}
+        return None if (command.token, command.n) in heard else replace(state, said=(*state.said, answer))
     epoch, (mine, _) = int(str(command.args["epoch"])), state.gate
     if command.verb in (Step.CLOSE, Step.OPEN) and epoch < mine:
         return None
@@ -188,6 +247,8 @@ def gateway(state: State, command: Command) -> State | None:
         data = {"in_flight": state.in_flight}
     elif state.in_flight:
         return None
+    if not state.in_flight and command.verb != Step.OPEN and state.talking.talks:
+        data["talks"] = list(state.talking.talks)
     report = answer_to(command, "ok", data=data)
     awaited = command.token and report not in state.said
     return replace(state, said=(*state.said, report)) if awaited else state

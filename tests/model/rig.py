@@ -32,7 +32,7 @@ from swapper.core.types import (
 from swapper.store.memory_library import Library
 from swapper.store.memory_streams import NOTHING, written
 from swapper.store.protocol import Enqueued, StoredEvent
-from tests.model.parts import Broken
+from tests.model.promises import Broken
 from tests.model.surroundings import Agent, Gateway, Lane, Machine
 from tests.store.acts import fold, unmoved
 

@@ -14,7 +14,7 @@ from typing import cast
 from swapper.core import plan
 from swapper.core.spec import Spec
 from swapper.core.types import Command, Demand, Gate, Lease, Report, Step, WorkClass, answer_to
-from tests.model.parts import Broken
+from tests.model.promises import Broken
 
 Pair = tuple[int, int]
 Lane = tuple[str, str | None]

@@ -4,18 +4,34 @@ from __future__ import annotations
 
 import pytest
 
-from swapper.core import answers, policy, steps, turn
+from swapper.core import answers, comeback, keeping, machine, policy, saving, steps, turn
+from swapper.core.conversations import Conversation, ProofResult
 from swapper.core.draft import Draft
 from swapper.core.types import Card, Gate, Lease, LeaseRequest, Step, World
 from tests.model.explore import Explored, explore
-from tests.model.parts import CARD, Budget, Rules, State
+from tests.model.parts import CARD, Budget, Rules, State, Talking
 from tests.support.play import MED, spec, tenant
 
 SPEC = spec(tenant("med", default=True))
 NOTHING = Budget()
 
 
-def start(leases: int, budget: Budget) -> State:
+def talk(name: str, tokens: int, used_ms: int, **more: object) -> dict[str, object]:
+    return {"id": name, "links": [name], "tokens": tokens, "used_ms": used_ms, "recallable": True, **more}
+
+
+TALKS = (talk("there", 100, 3), talk("in the cache", 70, 2), talk("text lost", 60, 1, recallable=False))
+"""One in the model's only slot, one that a recall may bring there, one that nobody has the text of."""
+
+
+def kept_by(*strategies: str) -> Talking:
+    return Talking(TALKS, ({"slot": 0, "tokens": 100},), strategies)
+
+
+SLOTS, REWIND, REPLAY, OFF = kept_by("slots"), kept_by("rewind"), kept_by("replay"), kept_by()
+
+
+def start(leases: int, budget: Budget, talking: Talking | None = None) -> State:
     """The default resident serves; so many whole leases wait."""
     waiting = {
         name: Lease(name, LeaseRequest("ann", ttl_ms=1_000, holder_pid=seq), seq, 0)
@@ -23,7 +39,8 @@ def start(leases: int, budget: Budget) -> State:
     }
     card = Card(CARD, residents=(MED,))
     world = World(0, {CARD: card}, waiting, queued=leases, gateways=("g1",), gates={MED: Gate(1, open=True)})
-    return State(world, budget, loaded=frozenset({MED}), gate=(1, True), seen=(frozenset({MED}), False, (0, 0)))
+    seen = (frozenset({MED}), False, (0, 0))
+    return State(world, budget, talking or Talking(), loaded=frozenset({MED}), gate=(1, True), seen=seen)
 
 
 def kept(found: Explored, at_least: int) -> bool:
@@ -50,6 +67,24 @@ def test_nothing_happens_but_what_should() -> None:
 )
 def test_promises_are_kept_in_every_order(leases: int, budget: Budget, at_least: int) -> None:
     assert kept(explore(start(leases, budget), SPEC), at_least)
+
+
+@pytest.mark.parametrize(
+    ("talking", "budget", "at_least"),
+    [
+        pytest.param(SLOTS, Budget(expiries=1, crashes=1), 700, id="slots: expiry, crash"),
+        pytest.param(SLOTS, Budget(failures=1, losses=1), 2_000, id="slots: failure, loss of the gateway"),
+        pytest.param(SLOTS, Budget(looks=1), 1_600, id="slots: two coordinators"),
+        pytest.param(SLOTS, Budget(crashes=1, wants=1), 1_100, id="slots: crash, one wanted from disk"),
+        pytest.param(REWIND, Budget(crashes=1, failures=1), 2_400, id="rewind: crash, failure"),
+        pytest.param(REWIND, Budget(expiries=1, losses=1), 1_300, id="rewind: expiry, loss of the gateway"),
+        pytest.param(REWIND, Budget(deaths=1, wants=1), 2_000, id="rewind: death, one wanted from disk"),
+        pytest.param(REPLAY, Budget(failures=1, losses=1), 1_000, id="replay: failure, loss of the gateway"),
+        pytest.param(OFF, Budget(deaths=1, losses=1), 1_000, id="off: death, loss of the gateway"),
+    ],
+)
+def test_conversations_are_kept_or_stated_in_every_order(talking: Talking, budget: Budget, at_least: int) -> None:
+    assert kept(explore(start(1, budget, talking), SPEC), at_least)
 
 
 def nothing_to_do(_: Draft) -> None:
@@ -107,3 +142,67 @@ def test_a_lease_whose_swap_was_given_up_must_not_wait_for_ever(monkeypatch: pyt
 
     monkeypatch.setattr(answers, "give_up", forgets)
     assert "(N1)" in broken(Budget(0, 0, 3, 0, 0, 0))
+
+
+def kept_badly(budget: Budget, talking: Talking = REWIND) -> str:
+    found = explore(start(1, budget, talking), SPEC)
+    print(found)
+    return found.broken or ""
+
+
+def test_a_model_that_is_told_to_leave_beside_its_recalls_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = steps._BEGIN  # pyright: ignore[reportPrivateUsage]
+    save, release = begin[Step.SAVE], begin[Step.RELEASE]
+
+    def both(draft: Draft) -> None:
+        save(draft)
+        release(draft)
+
+    monkeypatch.setitem(begin, Step.SAVE, both)
+    assert "(S4)" in kept_badly(NOTHING)
+
+
+def test_a_recall_that_is_not_awaited_leaves_its_conversation_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    recall = keeping.recall
+
+    def sent(draft: Draft, tenant: str) -> bool:
+        went = recall(draft, tenant)
+        draft.update(pending=tuple(c for c in draft.swap.pending if c.verb != keeping.RECALL))
+        return went
+
+    monkeypatch.setattr(keeping, "recall", sent)
+    assert "neither saved nor stated (N3)" in kept_badly(NOTHING)
+
+
+def test_a_recall_of_a_gateway_that_is_gone_must_not_be_awaited_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_lost_gateways", never)
+    assert "(N1)" in kept_badly(Budget(losses=1))
+
+
+def test_what_a_gateway_said_and_nobody_noted_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "note_known", never)
+    assert "nothing is said of" in kept_badly(NOTHING)
+
+
+def test_what_cannot_be_kept_must_be_stated_before_its_model_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = saving.plan_saves
+
+    def without_the_lost(*told: object) -> tuple[Conversation, ...]:
+        lines = whole(*told)  # pyright: ignore[reportArgumentType]
+        return tuple(c for c in lines if c.result is not ProofResult.COLD)
+
+    monkeypatch.setattr(saving, "plan_saves", without_the_lost)
+    assert "nothing is said of ['text lost'] (N3)" in kept_badly(NOTHING)
+
+
+def test_a_line_that_is_dropped_as_a_model_comes_back_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> tuple[Conversation, ...]:
+        return ()
+
+    monkeypatch.setattr(comeback, "of_tenant", none)
+    assert "which was saved (N3)" in kept_badly(NOTHING)
+
+
+def test_who_waits_for_a_conversation_from_disk_must_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "_say_placed", never)
+    assert "what became of the conversation" in kept_badly(Budget(wants=1))
