@@ -51,12 +51,12 @@ def taken(config: Config) -> list[str]:
 
 
 def _folders(config: Config) -> Mapping[str, Path]:
-    """The slot folders that are there and used, each once, by the first server that names it."""
-    folders: dict[Path, str] = {}
-    for name, entry in config.tenants.items():
-        if entry.slot_dir is not None and entry.snapshots.strategy != "off" and entry.slot_dir.is_dir():
-            folders.setdefault(entry.slot_dir.resolve(), name)
-    return {name: folder for folder, name in folders.items()}
+    """The slot folders that are there and used, by the server that names each; no two name the same (config/checks)."""
+    return {
+        name: entry.slot_dir.resolve()
+        for name, entry in config.tenants.items()
+        if entry.slot_dir is not None and entry.snapshots.strategy != "off" and entry.slot_dir.is_dir()
+    }
 
 
 def _is_taken(folder: Path) -> bool:

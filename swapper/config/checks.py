@@ -6,6 +6,7 @@ Invariant: pure over the document except for looking at whether named files exis
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -55,6 +56,7 @@ def check(document: Document, source: Source, environ: Mapping[str, str]) -> Fou
         *_redis(document, source),
         *_cards(document),
         *_tenants(document, source, environ),
+        *_shared(document),
         *_names(document),
     ]
     return Found(problems, list(_notices(document, source)))
@@ -130,16 +132,42 @@ def _tenants(document: Document, source: Source, environ: Mapping[str, str]) -> 
         yield from _models(document, name, entry)
 
 
+def _shared(document: Document) -> Iterator[Said]:
+    """One server is one entry, and nobody else deletes what it saved."""
+    servers: dict[tuple[str, int, str], str] = {}
+    folders: dict[str, str] = {}
+    for name, entry in document.tenants.items():
+        place = _place(entry.url) if entry.url is not None else None
+        other = name if place is None else servers.setdefault(place, name)
+        if other != name:
+            yield ("tenants", name, "url"), f"is that of tenants.{other}, too: write one server as one entry"
+        if entry.slot_dir is None or entry.snapshots.strategy == "off":
+            continue
+        other = folders.setdefault(os.path.realpath(entry.slot_dir), name)
+        if other != name:
+            said = f"is that of tenants.{other}, too, and each deletes by its own budget and age what lies there"
+            yield ("tenants", name, "slot_dir"), f"{said}: give each server a folder of its own"
+
+
+def _place(url: str) -> tuple[str, int, str] | None:
+    """Host, port and path, loopback by one name; None where the text is no address."""
+    parts = urlsplit(url)
+    host = (parts.hostname or "").rstrip(".")
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        return None
+    return "localhost" if host in _LOOPBACK else host, port, parts.path.rstrip("/")
+
+
 def _is_own(listen: str, url: str) -> bool:
     """Whether calls to `url` would come to who listens at `listen`, as far as the texts tell."""
     host, _, port = listen.rpartition(":")
     host = host.strip("[]")
-    parts = urlsplit(url)
-    there = (parts.hostname or "").rstrip(".")
-    try:
-        number = parts.port or (443 if parts.scheme == "https" else 80)
-    except ValueError:
+    place = _place(url)
+    if place is None:
         return False
+    there, number, _ = place
     same = there == host or (there in _LOOPBACK | _EVERY and host in _LOOPBACK | _EVERY)
     return same and number == int(port)
 

@@ -225,6 +225,43 @@ def test_a_router_elsewhere_is_not_taken_for_swapper(url: str) -> None:
     assert parsed(GOOD.replace("http://127.0.0.1:8080", url)).tenants["llama"].url == url
 
 
+def second(url: str, slot_dir: str = "others", strategy: str = "auto") -> str:
+    """A configuration with two routers; the second one's own."""
+    return f"""{GOOD}  other:
+    kind: llama-router
+    card: gpu0
+    url: {url}
+    slot_dir: {slot_dir}
+    snapshots: {{strategy: {strategy}}}
+    models: {{tiny: {{vram: 512MiB}}}}
+"""
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8080", "http://localhost:8080/", "'http://[::1]:8080'"])
+def test_a_server_is_one_entry(url: str) -> None:
+    (said,) = problems(second(url))
+    assert said == ("swapper.yaml:19: tenants.other.url: is that of tenants.llama, too: write one server as one entry")
+
+
+@pytest.mark.parametrize("slot_dir", ["slots", "./slots/", "/etc/swapper/slots"])
+def test_two_servers_do_not_share_a_slot_folder(slot_dir: str) -> None:
+    (said,) = problems(second("http://127.0.0.1:8081", slot_dir))
+    assert said.startswith("swapper.yaml:20: tenants.other.slot_dir: is that of tenants.llama, too, and each deletes")
+
+
+@pytest.mark.parametrize(
+    ("url", "slot_dir", "strategy"),
+    [
+        ("http://127.0.0.1:8081", "others", "auto"),
+        ("http://gpu2.lan:8080", "others", "auto"),
+        ("http://127.0.0.1:8080/other", "others", "auto"),
+        ("http://127.0.0.1:8081", "slots", "off"),
+    ],
+)
+def test_two_servers_with_nothing_in_common_are_two_entries(url: str, slot_dir: str, strategy: str) -> None:
+    assert list(parsed(second(url, slot_dir, strategy)).tenants) == ["llama", "other"]
+
+
 def test_a_gpu_belongs_to_one_card() -> None:
     (said,) = problems(GOOD.replace("tenants:", "  both: {vram: 48GiB, index: [0, 1]}\ntenants:"))
     assert said == "swapper.yaml:4: cards.both.index: GPU 0 is already in card gpu0; a GPU belongs to one card"

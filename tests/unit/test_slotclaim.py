@@ -31,7 +31,7 @@ with claimed(load(Path(sys.argv[1]), {})):
 """
 
 
-def config(folder: Path, state: str, *, strategy: str = "auto", second: bool = False) -> Config:
+def config(folder: Path, state: str, *, strategy: str = "auto") -> Config:
     (folder / "slots").mkdir(exist_ok=True)
     entry = f"""{{
     kind: llama-router, card: gpu0, url: http://127.0.0.1:9, slot_dir: slots, snapshots: {{strategy: {strategy}}},
@@ -43,8 +43,6 @@ cards: {{gpu0: {{vram: 24GiB}}}}
 tenants:
   llama: {entry.replace("MODEL", "med")}
 """
-    if second:
-        text += f"  other: {entry.replace('MODEL', 'small')}\n"
     path = folder / f"{state}.yaml"
     path.write_text(text)
     return loads(text, folder=folder, environ={}, name=path.name, path=path)
@@ -91,11 +89,6 @@ def test_a_process_started_meanwhile_does_not_keep_the_folder(tmp_path: Path) ->
         started = subprocess.Popen(["cat"], stdin=subprocess.PIPE, close_fds=False)
     with claimed(config(tmp_path, "two")):
         started.communicate()
-
-
-def test_servers_that_share_a_folder_are_one_swappers(tmp_path: Path) -> None:
-    with claimed(config(tmp_path, "one", second=True)):
-        pass
 
 
 def test_where_nothing_is_saved_no_folder_is_claimed(tmp_path: Path) -> None:
