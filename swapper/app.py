@@ -1,9 +1,9 @@
 """Wires everything: the one file that knows everybody. `running(config)` is a whole swapper in this process.
 
 Invariant: whoever has the state folder's lock, and nobody else, starts and stops what is in it. Parts are started in
-the order store, servers, gateway, coordinator, agent, HTTP, and stopped in the reverse order; stopping leaves the
-residents and the servers we started as they are, only the embedded store is shut down. A part that ends by itself is
-said in `Running.failed`; nothing goes on without it.
+the order store, claim on the host, servers, gateway, coordinator, agent, HTTP, and stopped in the reverse order;
+stopping leaves the residents and the servers we started as they are, only the embedded store is shut down. A part that
+ends by itself is said in `Running.failed`; nothing goes on without it.
 """
 
 from __future__ import annotations
@@ -131,10 +131,9 @@ class _Live:
 async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Running]:
     """Everything of one host, started; on leaving the block everything is stopped again.
 
-    Raises ConfigError (another serve on the state folder or on a router's slot folder, a state folder that nobody may
-    write, an address in use), StoreDown
-    of a configured store, BackendError, SwapperError when our own store or the folder cannot be had (a full disk), or
-    when a part ends while the others are started.
+    Raises ConfigError (another serve on the state folder, on a router's slot folder or for this host in the store, a
+    state folder that nobody may write, an address in use), StoreDown of a configured store, BackendError, SwapperError
+    when our own store or the folder cannot be had (a full disk), or when a part ends while the others are started.
     """
     failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     async with AsyncExitStack() as stack:
@@ -148,16 +147,18 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
         backends = {name: backend_of(name, entry, config, controls[name]) for name, entry in config.tenants.items()}
         for backend in backends.values():
             stack.push_async_callback(backend.close)
-        await asyncio.gather(*(backend.start() for backend in backends.values()))
         with writing(config.state_dir):
             marks = Marks.open(config.state_dir / "marks" / f"{host}.jsonl")
         stack.callback(marks.close)
+        agent = Agent(host, store, backends, spec.tenants, _probes(spec, host), marks)
+        stack.push_async_callback(agent.close)
+        await agent.claim()
+        await asyncio.gather(*(backend.start() for backend in backends.values()))
         coordinator = Coordinator(store, spec, new_id)
         front = await _gateway(config, folder, store, stack)
         await _background(stack, failed, _until_ended(front.member), "gateway")
         await _background(stack, failed, _watch_folder(folder, store, spec), "watch over the state folder")
         live = _Live(coordinator, spec, front.member, folder)
-        agent = Agent(host, store, backends, spec.tenants, _probes(spec, host), marks)
         await _background(stack, failed, coordinator.run(), "coordinator")
         await _or_failed(coordinator.listening, failed)
         await _background(stack, failed, agent.run(), "agent")
@@ -309,7 +310,8 @@ async def _background(
         error = None if task.cancelled() else task.exception()
         log.error("a part of swapper ended; stopping", part=name, exc_info=error)
         if not failed.done():
-            failed.set_result(f"the {name} ended by itself: {error!r}")
+            why = str(error) if isinstance(error, SwapperError) else repr(error)
+            failed.set_result(f"the {name} ended by itself: {why}")
 
     async def cancel() -> None:
         task.remove_done_callback(ended)

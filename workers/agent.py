@@ -1,9 +1,9 @@
 """The agent of one host: reads its outbox, has every command carried out in order, and answers through the store.
 
-Invariant: a command is executed only when it is newer than the mark of its (card, tenant), or equal to it and not yet
-answered; every command read gets an answer, which is delivered however long the store is away. A command whose mark
-cannot be written fails and changes nothing. It reaches the coordinator only through its Link, so that it runs in the
-coordinator's process or in one of its own alike.
+Invariant: a command is executed only while this agent has the claim on its host, and when it is newer than the mark of
+its (card, tenant), or equal to it and not yet answered; every command read gets an answer, which is delivered however
+long the store is away. A command whose mark cannot be written fails and changes nothing. It reaches the coordinator
+only through its Link, so that it runs in the coordinator's process or in one of its own alike.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import structlog
 from swapper.core.types import Command, Report, Step, answer_to
 from swapper.errors import StoreDown
 from workers.backend import Backend, Probe
+from workers.claim import OBEYED, Claim, ClaimLost
+from workers.claim import Link as ClaimLink
 from workers.lanes import WAITING, Lanes, Stored
 from workers.marks import Fresh, Marks, Old, Pair, Repeat
 from workers.observe import Sight, TenantPlace
@@ -46,7 +48,7 @@ class Write(Protocol[T_contra]):
         ...
 
 
-class Link(Protocol):
+class Link(ClaimLink, Protocol):
     """The agent's whole view of the store."""
 
     async def outbox(self, executor: str, *, after: str, block_ms: int) -> Sequence[Stored]:
@@ -79,6 +81,9 @@ class Agent:
         sight = Sight(backends, tenants, probes)
         self._sight = sight
         self._verbs = Verbs(backends, sight)
+        self._claim = Claim(link, self.executor, marks)
+        for backend in backends.values():
+            backend.fenced(self._claim.fence)
         self.watch = Watch(backends, sight, marks.carried_out, self._volunteer)
         self._lanes = Lanes(self)
         self._after = marks.outbox or "0"
@@ -87,8 +92,15 @@ class Agent:
         self._must_greet = True
         self._running: asyncio.Task[None] | None = None
 
+    async def claim(self) -> None:
+        """Have the host before anything of it is touched. Raises ConfigError where another agent has it, StoreDown."""
+        await self._claim.take()
+
     async def run(self) -> None:
-        """The agent's supervisor: works until `close` or cancellation, through crashes of its own loops."""
+        """The agent's supervisor: works until `close` or cancellation, through crashes of its own loops.
+
+        Raises ClaimLost when another agent has the host.
+        """
         self._running = asyncio.create_task(self._work(), name=self.executor)
         try:
             await asyncio.shield(self._running)
@@ -103,16 +115,21 @@ class Agent:
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
+        await self._claim.give_up()
 
     async def _work(self) -> None:
         try:
             async with asyncio.TaskGroup() as group:
+                group.create_task(self._claim.keep())
                 group.create_task(kept_running("read the outbox", self._read_on))
                 group.create_task(kept_running("watch the servers", self._watch_on))
+        except* ClaimLost as lost:
+            raise lost.exceptions[0] from None
         finally:
             await self._lanes.close()
 
     async def _read_on(self) -> None:
+        await self._claim.sure()
         while True:
             for stored in await until_stored("read the outbox", self._next_commands):
                 self._after = stored.id
@@ -194,6 +211,8 @@ class Agent:
             await supervised("write the marks", self._write(self._marks.advance, reached))
 
     async def _carry_out(self, command: Command) -> Outcome | Report:
+        await self._claim.sure()
+        OBEYED.set(command.token)
         match self._marks.verdict(command):
             case Repeat(report) if report is not None:
                 return report
@@ -205,6 +224,8 @@ class Agent:
                 return unmarked
             case Fresh() | Repeat():
                 pass
+        if not self._claim.surely_ours:  # marking it took longer than the claim lasts
+            return await self._carry_out(command)
         return await self._verbs.run(command)
 
     async def _while_marking(self, command: Command) -> Outcome:
@@ -266,4 +287,7 @@ def _refused(command: Command, newer: Pair) -> Report:
     """Where a newer *token* is the reason, `mark` tells it: a store that was rolled back must go on above it."""
     token, n = newer
     data = {"mark": token} if token > command.token else {}
+    if n == 0:
+        detail = f"ordered before this agent had the host, of which token {token} was the last"
+        return answer_to(command, "refused", detail=detail, data=data)
     return answer_to(command, "refused", detail=f"overtaken by command {n} of token {token}", data=data)

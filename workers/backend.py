@@ -7,7 +7,7 @@ lines are in it. A backend knows its server and its files, and nothing of policy
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -225,6 +225,10 @@ class Backend(Protocol):
         `slot` -1: an empty idle one, else the idle one unused for longest, which is saved first as `room` says (None:
         only an empty one will do). Whatever is being spoken to is never taken.
         """
+        ...
+
+    def fenced(self, fence: Callable[[], Awaitable[None]]) -> None:
+        """From now on `fence` is awaited right before each request that changes anything (`claim.Fence`)."""
         ...
 
     def changes(self) -> AsyncIterator[None]:

@@ -23,6 +23,7 @@ import xxhash
 
 from swapper.core.types import Command, Report
 from swapper.errors import ConfigError
+from workers.owner import owner_of
 
 REPORTS_KEPT = 32
 """Reports remembered per (card, tenant), all of the newest token: more than one swap waits for from one tenant."""
@@ -117,6 +118,9 @@ class Marks:
         self._behind = False  # the file lacks something that is known here
         self._lanes: dict[Lane, _LaneRecord] = {}
         self._outbox: str | None = None
+        self.owner = ""
+        """Who has these marks: the same after every restart, another where they were lost or copied."""
+        self._floor = 0
         self._writing = threading.Lock()
         self._guard = threading.Lock()
         self._encode = msgspec.json.Encoder().encode
@@ -132,6 +136,7 @@ class Marks:
         try:
             fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             marks = cls(path, -1, lock_fd)
+            marks.owner = owner_of(lock_fd, lost=not path.exists())
             marks._replay(path.read_bytes() if path.exists() else b"")
             marks._compact()
         except BlockingIOError:
@@ -148,6 +153,17 @@ class Marks:
         return self._path
 
     @property
+    def floor(self) -> int:
+        """Commands up to this token are not ours: another was the agent when they were ordered."""
+        with self._guard:
+            return self._floor
+
+    def raise_floor(self, token: int) -> None:
+        """From now on commands up to `token` are old here, whatever they came to when they were ours."""
+        with self._guard:
+            self._floor = max(self._floor, token)
+
+    @property
     def highest_token(self) -> int:
         """The highest token of any command begun here; 0 when there was none."""
         with self._guard:
@@ -156,13 +172,15 @@ class Marks:
     def carried_out(self, card: str) -> Pair:
         """The newest (token, n) up to which every command of that token begun on the card was answered, else (0, 0).
 
-        One of an earlier token that is still open belongs to a swap that is over: nobody waits for what it does.
+        One of an earlier token that is still open belongs to a swap that is over: nobody waits for what it does. All
+        up to the floor is over, too.
         """
         with self._guard:
             lanes = [record for (on, _), record in self._lanes.items() if on == card]
             token, n = max((record.mark for record in lanes), default=(0, 0))
             unanswered = (m for record in lanes for of, m in record.open if of == token)
-            return (token, min(unanswered, default=n + 1) - 1)
+            carried_out = (token, min(unanswered, default=n + 1) - 1)
+            return max(carried_out, (self._floor + 1, 0)) if self._floor else carried_out
 
     @property
     def outbox(self) -> str | None:
@@ -179,13 +197,18 @@ class Marks:
         """The recorded answer to exactly this command, if there is one."""
         with self._guard:
             record = self._lanes.get((command.card, command.tenant))
-            return record.answer(command) if record else None
+            return record.answer(command) if record and command.token > self._floor else None
 
     def verdict(self, command: Command) -> Fresh | Repeat | Old:
         """What `begin` would decide now; nothing is marked."""
         with self._guard:
-            record = self._lanes.get((command.card, command.tenant))
-            return record.verdict(command) if record else Fresh()
+            return self._verdict(command)
+
+    def _verdict(self, command: Command) -> Fresh | Repeat | Old:
+        if command.token <= self._floor:
+            return Old((self._floor, 0))
+        record = self._lanes.get((command.card, command.tenant))
+        return record.verdict(command) if record else Fresh()
 
     def begin(self, command: Command) -> Fresh | Repeat | Old:
         """Decide what to do with a command; `Fresh` is returned once the new mark is durable.
@@ -200,7 +223,7 @@ class Marks:
         with self._writing:
             with self._guard:
                 record = self._lanes.setdefault(lane, _LaneRecord())
-                verdicts = [record.verdict(command) for command in commands]
+                verdicts = [self._verdict(command) for command in commands]
             fresh = [c.n for c, verdict in zip(commands, verdicts, strict=True) if isinstance(verdict, Fresh)]
             if fresh:
                 again = [c.n for c, verdict in zip(commands, verdicts, strict=True) if verdict == Repeat(None)]

@@ -14,8 +14,10 @@ from swapper.core.commit import Commit, Committed, Conflict
 from swapper.core.types import Demand, Lease, LeaseRequest, Swap, World
 from swapper.store import codec
 from swapper.store.protocol import (
+    Claimed,
     Ended,
     Enqueued,
+    Held,
     Idempotency,
     KeyReused,
     LeaseFilter,
@@ -32,10 +34,14 @@ LIBRARY = "swapper_1"
 """The library's name; its number rises when the layout or a signature changes."""
 
 
+PARTS = ("library.lua", "claims.lua", "views.lua")
+"""Its text, in this order."""
+
+
 def library_source() -> str:
-    """The library's text, as `FUNCTION LOAD` wants it: library.lua, then views.lua."""
+    """The library's text, as `FUNCTION LOAD` wants it: library.lua, which defines what the others use, goes first."""
     room = resources.files("swapper.store")
-    return "\n".join(room.joinpath(name).read_text(encoding="utf-8") for name in ("library.lua", "views.lua"))
+    return "\n".join(room.joinpath(name).read_text(encoding="utf-8") for name in PARTS)
 
 
 class Functions(ABC):
@@ -170,6 +176,19 @@ class Functions(ABC):
     async def leave(self, gateway: str) -> None:
         """Drop a membership, its demand and its outbox."""
         await self._call("leave", gateway)
+
+    async def claim(
+        self, executor: str, owner: str, *, who: str, ttl_ms: int, now_ms: int | None = None
+    ) -> Claimed | Held:
+        """Be the one that obeys as this executor, for `ttl_ms` from now; who had it last has it at once."""
+        answer = await self._call("claim", codec.optional(now_ms), executor, owner, who, str(ttl_ms))
+        if answer[0] == "ok":
+            return Claimed(int(answer[1]))
+        return Held(answer[1], int(answer[2]), int(answer[3]))
+
+    async def unclaim(self, executor: str, owner: str) -> None:
+        """Give it up, if it is the owner's."""
+        await self._call("unclaim", executor, owner)
 
     async def swaps(self, *, limit: int, card: str | None = None) -> tuple[Swap, ...]:
         """Newest first; the last 1,000 are kept."""

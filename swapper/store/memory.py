@@ -21,8 +21,10 @@ from swapper.store import codec
 from swapper.store.memory_library import Library, outbox
 from swapper.store.memory_streams import Entry, Id, parsed, written
 from swapper.store.protocol import (
+    Claimed,
     Ended,
     Enqueued,
+    Held,
     Idempotency,
     Inputs,
     KeyReused,
@@ -181,6 +183,16 @@ class MemoryStore:
     async def leave(self, gateway: str) -> None:
         """Drop a membership, its demand and its outbox."""
         await self._call("leave", lambda library: library.leave(gateway))
+
+    async def claim(
+        self, executor: str, owner: str, *, who: str, ttl_ms: int, now_ms: int | None = None
+    ) -> Claimed | Held:
+        """Be the one that obeys as this executor, for `ttl_ms` from now; who had it last has it at once."""
+        return await self._call("claim", lambda library: library.claim(self._now(now_ms), executor, owner, who, ttl_ms))
+
+    async def unclaim(self, executor: str, owner: str) -> None:
+        """Give it up, if it is the owner's."""
+        await self._call("unclaim", lambda library: library.unclaim(executor, owner))
 
     async def swap(self, swap_id: str) -> Swap | None:
         """One swap, running or retained."""

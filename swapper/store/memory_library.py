@@ -16,7 +16,17 @@ from swapper.core.types import ACTIVE, Card, Command, Demand, Gate, Lease, Lease
 from swapper.store import codec
 from swapper.store.memory_leases import Leases, image, refused
 from swapper.store.memory_streams import Streams
-from swapper.store.protocol import Ended, Enqueued, Idempotency, KeyReused, NotFound, QueueFull, WrongToken
+from swapper.store.protocol import (
+    Claimed,
+    Ended,
+    Enqueued,
+    Held,
+    Idempotency,
+    KeyReused,
+    NotFound,
+    QueueFull,
+    WrongToken,
+)
 
 EVENTS, INPUTS, OUTBOX, SWAPS = 10_000, 10_000, 1_000, 1_000
 DAY_MS = 86_400_000
@@ -46,6 +56,14 @@ class _Key:
     gone_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    owner: str
+    who: str
+    ends_ms: int
+    floor: int
+
+
 class Library:
     """All that the store holds, and the functions on it. `clock` is the server's own time, ms."""
 
@@ -59,6 +77,7 @@ class Library:
         self._keys: dict[tuple[str, str], _Key] = {}
         self._gateways: dict[str, int] = {}
         self._demand: dict[str, str] = {}
+        self._claims: dict[str, _Claim] = {}
         self._token = 0
         self._stepped_ms = 0
 
@@ -68,6 +87,7 @@ class Library:
         other.streams, other.leases = self.streams.copy(), self.leases.copy()
         other._cards, other._swaps, other._gates = {**self._cards}, {**self._swaps}, {**self._gates}
         other._keys, other._gateways, other._demand = {**self._keys}, {**self._gateways}, {**self._demand}
+        other._claims = {**self._claims}
         other._token, other._stepped_ms = self._token, self._stepped_ms
         return other
 
@@ -197,6 +217,23 @@ class Library:
         if self._gateways.pop(gateway, None) is not None:
             self.wake()
         self.streams.drop(outbox(f"gateway:{gateway}"))
+
+    def claim(self, now_ms: int, executor: str, owner: str, who: str, ttl_ms: int) -> Claimed | Held:
+        """Taken by who had it last, or once it has ended; no claim lies further ahead than it may last."""
+        had = self._claims.get(executor)
+        if had is not None and had.owner != owner and had.ends_ms > now_ms:
+            ends_ms = min(had.ends_ms, now_ms + ttl_ms)
+            self._claims[executor] = replace(had, ends_ms=ends_ms)
+            return Held(had.who, ends_ms, ends_ms - now_ms)
+        floor = had.floor if had is not None and had.owner == owner else self._token
+        self._claims[executor] = _Claim(owner, who, now_ms + ttl_ms, floor)
+        return Claimed(floor)
+
+    def unclaim(self, executor: str, owner: str) -> None:
+        """Its end is now, if it is the owner's."""
+        had = self._claims.get(executor)
+        if had is not None and had.owner == owner:
+            self._claims[executor] = replace(had, ends_ms=0)
 
     def swap(self, swap_id: str) -> Swap | None:
         """One swap, running or retained."""

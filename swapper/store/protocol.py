@@ -63,6 +63,25 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class Claimed:
+    """The executor is the caller's. `floor`: the highest token there was when it passed to its owner.
+
+    What was ordered until then was another's to carry out, and is not known to be done or not.
+    """
+
+    floor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Another has the executor: `who`, in words, until `ends_ms` (`left_ms` from now) if it is not heard before."""
+
+    who: str
+    ends_ms: int
+    left_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseFilter:
     """Query of `leases`; `cursor` is opaque, as returned by the page before."""
 
@@ -185,6 +204,19 @@ class Store(Protocol):
 
     async def leave(self, gateway: str) -> None:
         """Drop a gateway's membership and demand at once."""
+        ...
+
+    async def claim(
+        self, executor: str, owner: str, *, who: str, ttl_ms: int, now_ms: int | None = None
+    ) -> Claimed | Held:
+        """Be the one that obeys as this executor, for `ttl_ms` from now; claimed again before, it goes on.
+
+        Who had it last has it at once, everybody else once it has ended. `who` names the owner to those it keeps away.
+        """
+        ...
+
+    async def unclaim(self, executor: str, owner: str) -> None:
+        """Give it up, if it is the owner's; nothing of it is forgotten but that it is held."""
         ...
 
     async def swap(self, swap_id: str) -> Swap | None:

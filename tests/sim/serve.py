@@ -128,16 +128,17 @@ class Serving:
         world = self.world
         for place in world.places.values():
             self._backends[place.server] = self._backend(place)
-        for backend in self._backends.values():
-            try:
-                await backend.start()
-            except BackendError as error:
-                world.say(f"{self.process.name}: {error}")
         marks = SimMarks.open(world.folder / "marks.jsonl")
         assert isinstance(marks, SimMarks)
         self.marks = marks
         probes = {place.plan.name: _probe(world, place) for place in world.places.values()}
         agent = Agent(AGENTS_HOST, self.store, self._backends, world.spec.tenants, probes, marks)
+        await agent.claim()
+        for backend in self._backends.values():
+            try:
+                await backend.start()
+            except BackendError as error:
+                world.say(f"{self.process.name}: {error}")
         agent._verbs = _WatchedVerbs(agent._verbs, world)  # pyright: ignore[reportPrivateUsage]
         return agent
 

@@ -279,6 +279,18 @@ class Twins(RuleBasedStateMachine):
             self.both(lambda store: store.beat(gateway, demand, ttl_ms=ttl_ms, now_ms=self.now))
             self.both(self.news)
 
+    @rule(
+        executor=st.sampled_from(EXECUTORS),
+        owner=st.sampled_from(OWNERS),
+        ttl_ms=st.sampled_from([None, 1_000, TTL]),
+    )
+    def claim(self, executor: str, owner: str, ttl_ms: int | None) -> None:
+        """Somebody would be the executor, or is it no more."""
+        if ttl_ms is None:
+            self.both(lambda store: store.unclaim(executor, owner))
+        else:
+            self.both(lambda store: store.claim(executor, owner, who=f"who/{owner}", ttl_ms=ttl_ms, now_ms=self.now))
+
     @rule(said=reports, mark=maybe(st.sampled_from([0, 2**53, 2**53 + 1]) | st.integers(0, 2**62)))
     def tell(self, said: tuple[Report, ...], mark: int | None) -> None:
         """An executor reports, or knows a higher token."""

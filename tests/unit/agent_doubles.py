@@ -6,7 +6,7 @@ A test never sleeps: it waits for a report, or for the moment a verb begins, and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from pathlib import Path
 from swapper.core.types import Command, Report
 from swapper.errors import StoreDown
 from swapper.store.codec import encode
+from swapper.store.protocol import Claimed, Held
 from workers.agent import Agent
 from workers.backend import (
     Displaced,
@@ -65,6 +66,9 @@ class MemoryLink:
         self.down = False
         self.outages = 0
         self.crash: Exception | None = None
+        self.claimed_by: Held | None = None
+        self.floor = 0
+        self.beats = 0
         self._news = asyncio.Condition()
 
     async def send(self, *commands: Command) -> None:
@@ -87,6 +91,21 @@ class MemoryLink:
             if self.down or self.outages > outages:
                 raise StoreDown("off")
             return tuple(self.entries[int(after) :])
+
+    async def claim(self, executor: str, owner: str, *, who: str, ttl_ms: int) -> Claimed | Held:
+        """The agent's, unless the test gives it to another; raises StoreDown while the store is off."""
+        del owner, who, ttl_ms
+        assert executor == EXECUTOR
+        if self.down:
+            raise StoreDown("off")
+        self.beats += 1
+        return self.claimed_by or Claimed(self.floor)
+
+    async def unclaim(self, executor: str, owner: str) -> None:
+        """Nobody else is here."""
+        del executor, owner
+        if self.down:
+            raise StoreDown("off")
 
     async def report(self, *reports: Report) -> None:
         """Keep the reports; raises StoreDown while the store is off."""
@@ -206,6 +225,9 @@ class RecordingBackend:
         if room is None:
             return Restored(slot, 100, 2.5)
         return Restored(1, 100, 2.5, Displaced(room.name, 50, 1024, room.talks[0].id))
+
+    def fenced(self, fence: Callable[[], Awaitable[None]]) -> None:
+        self.fence = fence
 
     async def changes(self) -> AsyncIterator[None]:
         while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from contextlib import AsyncExitStack
@@ -56,6 +57,24 @@ async def test_a_second_swapper_on_a_state_folder_is_refused_and_the_store_stays
         assert (await first.store.read()).queued == 0
         assert serving_pid(config.state_dir) is not None
     assert embedded.running(config.state_dir) is None
+
+
+async def test_a_second_swapper_for_the_same_host_in_one_store_is_refused_though_they_share_nothing_else(
+    config: Config, tmp_path: Path
+) -> None:
+    async with running(config):
+        server = embedded.running(config.state_dir)
+        assert server is not None
+        (tmp_path / "second").mkdir()
+        other = tmp_path / "second" / "swapper.yaml"
+        other.write_text(f"{CONFIG}redis: {server.url}\n")
+        with pytest.raises(
+            ConfigError, match=rf"^host main: another agent .*process {os.getpid()} on .*; stop that one"
+        ):
+            async with running(load(other, {})):
+                pass
+    async with running(config):
+        pass
 
 
 async def test_of_two_that_start_together_one_has_the_folder(config: Config) -> None:

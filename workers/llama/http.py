@@ -7,7 +7,7 @@ server's own words. Touches the network only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from itertools import pairwise
 from types import TracebackType
 from typing import TypeVar
@@ -136,6 +136,8 @@ class RouterHttp:
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self.url = url.rstrip("/")
+        self.fence: Callable[[], Awaitable[None]] = _unfenced
+        """Awaited right before every POST: it lets nothing through that must have no effect any more."""
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session: aiohttp.ClientSession | None = None
         self._reading: aiohttp.ClientSession | None = None
@@ -237,6 +239,7 @@ class RouterHttp:
     ) -> bytes:
         """One POST, never repeated. `limit_s` None: the caller bounds it."""
         params = {**self.harmless(), **({"action": action} if action else {})}
+        await self.fence()
         return await self._ask("POST", path, params, body, limit_s)
 
     async def _read(self, path: str, model: str | None = None) -> bytes:
@@ -297,6 +300,10 @@ class ServerHttp(RouterHttp):
         except (BackendDown, BackendRefused):
             return True
         return True
+
+
+async def _unfenced() -> None:
+    """Nobody else is there."""
 
 
 def _called(model: Model, name: str) -> Model:

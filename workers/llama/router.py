@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -80,6 +80,10 @@ class LlamaRouter:
         await self._talks.close()
         await self._events.close()
         await self._http.close()
+
+    def fenced(self, fence: Callable[[], Awaitable[None]]) -> None:
+        """See `RouterHttp.fence`."""
+        self._http.fence = fence
 
     def changes(self) -> AsyncIterator[None]:
         """One item once connected to the router's events, then one for each change or burst of them."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -77,6 +77,10 @@ class LlamaServer:
         await self._talks.close()
         await self._http.close()
 
+    def fenced(self, fence: Callable[[], Awaitable[None]]) -> None:
+        """See `RouterHttp.fence`; asked before the process is started or ended, too."""
+        self._http.fence = fence
+
     async def changes(self) -> AsyncIterator[None]:
         """One item at once, then one for each start, stop or end of the process."""
         while True:
@@ -139,6 +143,7 @@ class LlamaServer:
     async def release(self, tenant: str, *, limit_ms: int) -> None:
         """End the process, after `limit_ms` by KILL; returns when it is gone and its address is silent."""
         name = self._name(tenant)
+        await self._http.fence()
         self._stopped = True
         await self._control.stop(limit_ms)
         self._standing.forget(name)
@@ -177,6 +182,7 @@ class LlamaServer:
         if not self._ours and not state_of(before).holds_vram:
             raise BackendGone(f"nobody is at {self._http.url}, and the server is not swapper's to start")
         began_at = self._log_size()
+        await self._http.fence()
         await self._control.ensure()
         model = await self._up(name, began_at)
         if state_of(model) is TenantState.SLEEPING:  # the answer wakes it, with empty slots
