@@ -121,6 +121,10 @@ tenants:
         self._process.terminate()
         return self._reap()
 
+    def wait(self) -> int:
+        """The exit status of one that ends by itself."""
+        return self._reap()
+
     def _reap(self) -> int:
         assert self._process is not None
         status = self._process.wait(20)
