@@ -19,7 +19,9 @@ def test_an_expired_holder_leaves_the_card_only_after_the_grace() -> None:
     assert play.lease("a").state is LeaseState.EXPIRED
     assert "heartbeat" in (play.lease("a").reason or "")
     departed = play.swap.pending[0].args["departed"]
-    assert departed == [{"lease": "a", "label": "", "pid": None, "free_ms": play.world.now_ms + 30_000}]
+    assert departed == [
+        {"lease": "a", "label": "", "pid": None, "free_ms": play.world.now_ms + 30_000, "started": None}
+    ]
 
 
 def test_a_lease_held_beyond_its_max_hold_is_revoked() -> None:

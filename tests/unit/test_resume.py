@@ -38,7 +38,7 @@ def remember(index: Index, letters: str, used_ms: int) -> str:
 
 def line(letters: str, snapshot: str, **more: object) -> Conversation:
     chain = chat(letters)
-    talk = Conversation(ALPHA, 0, snapshot, 500, 1, saved=True, id=chain.id, links=(chain.id,))
+    talk = Conversation(ALPHA, 0, snapshot, 500, 1, saved=True, head=chain.id, links=(chain.id,))
     return replace(talk, **more)  # pyright: ignore[reportArgumentType]
 
 
