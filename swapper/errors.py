@@ -7,6 +7,7 @@ SwapperError
 │   ├── BackendDown    it could not be reached (retry may help)
 │   │   └── BackendGone nobody listens there: no server runs
 │   └── BackendRefused it answered and refused (retry will not help); `status` is the HTTP status, if any
+│       └── BackendBusy it is at work for somebody, who goes first (retry later)
 └── ApiError           a client's view of swapper: it answered with a refusal, or not at all
     ├── ApiDown        it could not be reached, or failed to answer (5xx); retry may help
     └── ApiRefused     it refused (retry will not help); `status` and `problem` say how
@@ -51,6 +52,10 @@ class BackendRefused(BackendError):
     def __init__(self, text: str, status: int | None = None) -> None:
         super().__init__(text)
         self.status = status
+
+
+class BackendBusy(BackendRefused):
+    """Refused, or given up, because of a call that goes first."""
 
 
 class ApiError(SwapperError):

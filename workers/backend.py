@@ -158,7 +158,8 @@ class SaveArgs:
     """Which slot, under which fresh file name; what is in it, where somebody knows, and how it came there.
 
     `strategy` is what the slot was made ready by (slots: nothing was done to it); `token` is the swap's. `replaces`:
-    the snapshot that the named conversation came back from.
+    the snapshot that the named conversation came back from. `holds` (None: the gate is shut): so many tokens
+    must be in the slot, nothing being at work in the model, else nothing is kept and BackendBusy is raised.
     """
 
     slot: int
@@ -167,6 +168,7 @@ class SaveArgs:
     strategy: str = "slots"
     token: int = 0
     replaces: str | None = None
+    holds: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

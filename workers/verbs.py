@@ -4,9 +4,10 @@ Invariant: an expected failure (BackendError, SaveUnsupported, arguments nobody 
 sentence; anything else is raised for the supervisor. It knows backends and probes, and nothing of order or the store.
 
 Data of the answers: drain `slots: [{slot, tokens}], strategies, fingerprint`, or `gone: true`; save `snapshot, slot,
-tokens, bytes` (tokens 0: an empty slot, nothing kept), or failed with `unsupported: true`; load `n_slots, n_ctx_slot,
-n_ctx_shared, snapshots: [SnapshotInfo], strategies, fingerprint`; restore `slot, tokens, displaced` (what made room for
-it, or null); vacate `free_mib`, failed also `holders: [str]`; release nothing.
+tokens, bytes` (tokens 0: an empty slot, nothing kept), or failed with `unsupported: true`, or with `busy: true` where a
+call goes first; load `n_slots, n_ctx_slot, n_ctx_shared, snapshots: [SnapshotInfo], strategies, fingerprint`; restore
+`slot, tokens, displaced` (what made room for it, or null); vacate `free_mib`, failed also `holders: [str]`; release
+nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TypeVar
 import msgspec
 
 from swapper.core.types import Command, Step
-from swapper.errors import BackendError, BackendRefused
+from swapper.errors import BackendBusy, BackendError, BackendRefused
 from workers.backend import Backend, Loaded, Quiesced, Room, SaveArgs, SaveUnsupported, Talk
 from workers.observe import Sight
 from workers.vacate import VacateArgs, vacate
@@ -49,6 +50,7 @@ class _Save(msgspec.Struct, frozen=True):
     conversation: Talk | None = None
     strategy: str = "slots"
     replaces: str | None = None
+    holds: int | None = None
 
 
 class _Release(msgspec.Struct, frozen=True):
@@ -134,12 +136,14 @@ def _ways(seen: Quiesced | Loaded) -> dict[str, object]:
 
 async def _save(backend: Backend, tenant: str, command: Command) -> Outcome:
     args = _args(command, _Save)
-    asked = SaveArgs(args.slot, args.name, args.conversation, args.strategy, command.token, args.replaces)
+    asked = SaveArgs(args.slot, args.name, args.conversation, args.strategy, command.token, args.replaces, args.holds)
     try:
         saved = await backend.save(tenant, asked)
     except SaveUnsupported as error:
         sentence = str(error) or f"the server of {tenant} cannot save slots"
         return Outcome(False, sentence, data={"unsupported": True})
+    except BackendBusy as error:
+        return Outcome(False, str(error), data={"busy": True})
     data = {"snapshot": saved.snapshot, "slot": saved.slot, "tokens": saved.tokens, "bytes": saved.bytes}
     return Outcome(True, backend_ms=saved.backend_ms, data=data)
 

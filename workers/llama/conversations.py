@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from swapper.errors import BackendError, BackendRefused
+from swapper.errors import BackendBusy, BackendError, BackendRefused
 from swapper.snapshots.manifest import MAX_LINKS, Fingerprint, Manifest, name_problem, short_digest
 from workers.backend import (
     Displaced,
@@ -37,7 +37,7 @@ from workers.llama.keeping import Keeper
 from workers.llama.known import state_of
 from workers.llama.lifecycle import Limits, patiently
 from workers.llama.quiet import Models, idle_slots
-from workers.llama.seats import Arrived, Run, cheapest, in_use, may_hold, task_of, unfit, whose
+from workers.llama.seats import Arrived, Run, cheapest, disturbed, in_use, may_hold, task_of, unfit, whose
 from workers.llama.shelf import FolderShelf
 from workers.llama.slots import Keep, SlotFolder
 from workers.llama.strategy import strategies
@@ -169,7 +169,31 @@ class Conversations:
         def talk_of(tokens: int) -> Talk | None:
             return args.talk if slot is None or arrived is None else arrived.talk(slot, tokens)
 
+        if args.holds is not None:
+            return await self._beside_calls(tenant, model, args, args.holds, keeper, talk_of)
         return await self._saved(tenant, model, args, keeper, talk_of)
+
+    async def _beside_calls(
+        self,
+        tenant: str,
+        model: Model,
+        args: SaveArgs,
+        holds: int,
+        keeper: Keeper,
+        talk_of: Callable[[int], Talk | None],
+    ) -> Saved:
+        """Save what is known to be in a slot, while calls may come: what one of them changed is not kept."""
+        before = await self._http.slots(model.name)
+        problem = disturbed(before, args.slot, holds)
+        if problem is not None:
+            raise BackendBusy(f"nothing was saved of {model.name}: {problem}")
+        saved = await self._saved(tenant, model, args, keeper, talk_of)
+        now = (await self._http.slots(model.name))[args.slot]
+        if saved.tokens != holds or now.is_processing or task_of(now) != task_of(before[args.slot]):
+            await keeper.drop(tenant, args.name)
+            raise BackendBusy(f"slot {args.slot} of {model.name} was gone on with while it was being saved")
+        keeper.replace_soon(tenant, args.name)
+        return saved
 
     async def _saved(
         self, tenant: str, model: Model, args: SaveArgs, keeper: Keeper, talk_of: Callable[[int], Talk | None]

@@ -32,11 +32,12 @@ _log = structlog.stdlib.get_logger("workers.llama")
 class _Run:
     """Saves of one tenant in this run of it, each with the snapshot that had been restored into its slot.
 
-    `open` are those begun and not finished.
+    `open` are those begun and not finished, `beside` those whose conversation went on in the server.
     """
 
     saved: dict[str, str | None] = field(default_factory=dict[str, str | None])
     open: set[str] = field(default_factory=set[str])
+    beside: set[str] = field(default_factory=set[str])
 
 
 class Keeper:
@@ -121,6 +122,29 @@ class Keeper:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.warning("no digest could be written", snapshot=name, error=str(error))
 
+    def replace_soon(self, tenant: str, name: str) -> None:
+        """The tenant goes on: what this save replaces goes once the save is on the disk, and what is old with it."""
+        self._runs[tenant].beside.add(name)
+        self._in_background(self._replace(tenant, name), f"replace by {name}")
+
+    async def _replace(self, tenant: str, name: str) -> None:
+        settling, run = self._settling.get(name), self._runs.get(tenant)
+        if settling is not None:
+            await asyncio.wait({settling})
+        if run is None or (settling is not None and (settling.cancelled() or settling.exception() is not None)):
+            return  # the release goes over it again
+        try:
+            while self._runs.get(tenant) is run and (old := run.saved.get(name)) is not None:
+                removed = await asyncio.to_thread(self.folder.supersede, old, name)
+                if removed is None:
+                    break
+                _log.info("snapshot removed", snapshot=removed.snapshot, why=removed.why)
+                if self._runs.get(tenant) is run:
+                    run.saved[name] = run.saved.pop(old, None)  # what that was to replace is replaced by this one
+            await self.prune()
+        except (OSError, BackendError) as error:
+            _log.warning("a replaced snapshot could not be removed", snapshot=name, error=str(error))
+
     def tidy(self, tenant: str) -> None:
         """The tenant is released: in the background, clear away failed saves, what new saves replaced, what is old."""
         run = self._runs.pop(tenant, _Run())
@@ -156,10 +180,14 @@ class Keeper:
                 _log.info("snapshot removed", snapshot=name, why="by hand")
 
     async def prune(self) -> list[Removed]:
-        """Apply age and budget now, as after a release. What is being saved, and was in this run, stays."""
+        """Apply age and budget now, as after a release. What is being saved, and was in this run, stays.
+
+        Of what was saved beside the calls only age and budget decide.
+        """
         current = {name for run in self._runs.values() for name in (*run.saved, *run.open)}
+        beside = {name for run in self._runs.values() for name in run.beside}
         with self.disk():
-            gone = await asyncio.to_thread(self.folder.prune, self._keep, self._now_ms(), current)
+            gone = await asyncio.to_thread(self.folder.prune, self._keep, self._now_ms(), current, beside)
         for removed in gone:
             _log.info("snapshot removed", snapshot=removed.snapshot, why=removed.why)
         return gone
@@ -167,6 +195,8 @@ class Keeper:
     async def read_ahead(self, tenant: str) -> None:
         """A load begins: check the digests of the newest snapshots meanwhile, so that a restore finds them known."""
         await asyncio.to_thread(self.folder.make_again)
+        if tenant in self._runs:  # whatever ended its process, what was saved of it is the only copy now
+            self._runs[tenant].beside.clear()
         self._in_background(self._read_ahead(tenant), f"read ahead {tenant}")
 
     def _in_background(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:

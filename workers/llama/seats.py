@@ -88,6 +88,15 @@ def unfit(slots: Sequence[Slot], slot: int, manifest: Manifest) -> str | None:
     return None
 
 
+def disturbed(slots: Sequence[Slot], slot: int, tokens: int) -> str | None:
+    """Why a slot should not be saved beside the calls: somebody is at work, or it holds something else by now."""
+    at_work = [other.id for other in slots if other.is_processing]
+    if at_work:
+        return f"slots at work: {', '.join(map(str, at_work))}"
+    there = slots[slot].n_prompt_tokens or 0
+    return f"slot {slot} holds {there} tokens by now, not {tokens}" if there != tokens else None
+
+
 def cheapest(run: Run, slots: Sequence[Slot]) -> Slot | None:
     """The idle slot that is given away first: an empty one, else the one unused for longest; None: all are at work."""
     idle = [slot for slot in slots if not slot.is_processing]

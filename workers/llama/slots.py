@@ -272,12 +272,15 @@ class SlotFolder:
         self.remove(restored)
         return Removed(restored, f"{by} holds its conversation")
 
-    def prune(self, keep: Keep, now_ms: int, current: Collection[str] = ()) -> list[Removed]:
+    def prune(
+        self, keep: Keep, now_ms: int, current: Collection[str] = (), copies: Collection[str] = ()
+    ) -> list[Removed]:
         """Delete by age, then those unused for longest beyond the budget. Returns what was deleted.
 
         The budget never takes what may be the only copy of a conversation: saves that were not restored, if they are
-        among `current` or of the newest swap that left any of their tenant. Age does. A manifest whose file is gone
-        goes by age alone: it takes no room, and it stands for no copy.
+        among `current` or of the newest swap that left any of their tenant, and not among `copies`, whose conversations
+        are in the server as well. Age does. A manifest whose file is gone goes by age alone: it takes no room, and it
+        stands for no copy.
         """
         age_ms = AGE_MS if keep.age_ms is None else keep.age_ms
         gone: list[Removed] = []
@@ -289,7 +292,7 @@ class SlotFolder:
                 left.append(manifest)
         left = [manifest for manifest in left if self._size(manifest.snapshot) is not None]
         over = 0 if keep.bytes is None else sum(manifest.room for manifest in left) - keep.bytes
-        spared = _only_copies(left, current)
+        spared = _only_copies([m for m in left if m.snapshot not in copies], current)
         for manifest in reversed(left):
             if over > 0 and manifest.snapshot not in spared:
                 gone.append(Removed(manifest.snapshot, f"beyond the budget of {(keep.bytes or 0) >> 20} MiB"))
