@@ -14,7 +14,7 @@ from swapper.core.commit import Commit
 from swapper.core.conversations import Conversation, ProofResult, Strategy
 from swapper.core.keeping import RECALL
 from swapper.core.spec import Spec
-from swapper.core.types import Card, Report, Step, Swap, World
+from swapper.core.types import Card, Report, Step, StepOutcome, Swap, World
 
 
 class Broken(AssertionError):
@@ -78,6 +78,16 @@ def _comes_back(tenant: str, saved: Sequence[Conversation], swaps: Sequence[Swap
     for talk in saved:
         if not any(c.snapshot == talk.snapshot or (talk.head and c.head == talk.head) for c in lines):
             raise Broken(f"{tenant} is loaded, and nothing is said of {talk.snapshot}, which was saved (N3)")
+
+
+def closed(swap: Swap) -> None:
+    """A swap that is over says how, and so does every line of it."""
+    if swap.outcome is None or swap.ended_ms is None:
+        raise Broken(f"{swap.id} is over and does not say how")
+    if swap.outcome != "done" and not swap.reason:
+        raise Broken(f"{swap.id} is {swap.outcome} without a reason")
+    if left := [r for r in swap.steps if r.outcome is StepOutcome.RUNNING]:
+        raise Broken(f"{swap.id} is {swap.outcome} and still runs: {left}")
 
 
 def _over(swap: Swap) -> None:

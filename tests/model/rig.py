@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from swapper.core import machine, plan, reuse, turn
+from swapper.core import machine, plan, turn
 from swapper.core.apply import apply
 from swapper.core.commit import Commit, Committed
-from swapper.core.conversations import ProofResult
 from swapper.core.spec import Spec
 from swapper.core.types import (
     ACTIVE,
@@ -25,14 +24,14 @@ from swapper.core.types import (
     LeaseRequest,
     LeaseState,
     Report,
-    StepOutcome,
+    Step,
     Swap,
     World,
 )
 from swapper.store.memory_library import Library
 from swapper.store.memory_streams import NOTHING, written
 from swapper.store.protocol import Enqueued, StoredEvent
-from tests.model.promises import Broken
+from tests.model.promises import Broken, closed, on_commit, stated, told_by
 from tests.model.surroundings import Agent, Gateway, Lane, Machine
 from tests.store.acts import fold, unmoved
 
@@ -59,6 +58,7 @@ class Rig:
         self._idle: dict[str, int] = {}
         self._ended: dict[str, Lease] = {}
         self._swaps: dict[str, Swap] = {}
+        self._told: dict[str, set[str]] = {}
         self._highest = 0
         self._names = 0
         self.settle()
@@ -138,16 +138,19 @@ class Rig:
     def hear(self, report: Report) -> None:
         """What the coordinator does with a report, as `Coordinator._turn` has it."""
         self.heard.append(report)
+        swap = turn.card_of(self.read(), report.card).swap
+        if swap is not None and any((c.executor, c.n) == (report.executor, report.n) for c in swap.pending):
+            self._told.setdefault(f"{swap.id} {report.tenant}", set()).update(told_by(report))
         if report.outcome != "refused":
             self.settle((report,))
             return
         self.settle()
         if "epoch" in report.data:
-            self._write(lambda world: machine.on_gate_refused(world, self.spec, report))
+            self.write(lambda world: machine.on_gate_refused(world, self.spec, report))
         elif isinstance(mark := report.data.get("mark"), int):
             self.library.raise_token(mark)
             self._highest = max(self._highest, mark)
-            self._write(lambda world: self._retoken(world, report))
+            self.write(lambda world: self._retoken(world, report))
         self.settle()
 
     def _retoken(self, world: World, report: Report) -> Commit | None:
@@ -167,19 +170,6 @@ class Rig:
     def see(self, seen: turn.Seen) -> None:
         self.seen = seen
         self.settle()
-
-    def prove(self, swap_id: str, at: int, result: ProofResult) -> None:
-        """An answer shows whether a conversation was reused; said twice it changes nothing."""
-        swap = self.library.swap(swap_id)
-        assert swap is not None
-        talk = swap.conversations[at]
-        data = {"snapshot": talk.snapshot, "result": str(result), "swap": swap_id}
-        report = Report("gateway:g", swap.card, talk.tenant, 0, 0, "proof", "ok", data=data)
-        self._write(lambda world: reuse.on_proof(turn.card_of(world, swap.card), swap, report))
-        told = self.library.swap(swap_id)
-        assert told is not None
-        if reuse.on_proof(turn.card_of(self.read(), swap.card), told, report) is not None:
-            raise Broken("a proof was taken twice")
 
     # Deciding and writing.
 
@@ -214,7 +204,7 @@ class Rig:
         seen = replace(self.seen, idle_since=dict(self._idle))
         return turn.decide(world, self.spec, seen, answers, lambda: self.name("sw"))
 
-    def _write(self, decide: Callable[[World], Commit | None]) -> bool:
+    def write(self, decide: Callable[[World], Commit | None]) -> bool:
         world = self.read()
         commit = decide(world)
         if commit is not None and not self.commit(world, commit):
@@ -224,6 +214,8 @@ class Rig:
     def commit(self, world: World, commit: Commit) -> bool:
         """Write what was decided on `world`, which may be old by now; False when the store refuses."""
         before = self.read()
+        on_commit(world, commit, self.spec)
+        self._all_told(commit)
         if not isinstance(self.library.commit(self.now, commit), Committed):
             if self.read() != before:
                 raise Broken("a refused commit changed something")
@@ -246,6 +238,14 @@ class Rig:
             self.deliver(command)
         return True
 
+    def _all_told(self, commit: Commit) -> None:
+        """Whatever the gateways said has a line by the time its model is told to leave (N3)."""
+        for swap in (card.swap for card in commit.cards if card.swap is not None):
+            for command in (c for c in commit.commands if c.verb == Step.RELEASE and c.token == swap.token):
+                tenant = str(command.tenant)
+                if self.spec.tenants[tenant].save:
+                    stated(tenant, self._told.get(f"{swap.id} {tenant}", set()), swap.conversations)
+
     def _same(self, foreseen: World, stored: World) -> None:
         for what in ("cards", "gates", "token"):
             if getattr(foreseen, what) != getattr(stored, what):
@@ -261,8 +261,10 @@ class Rig:
         self._leases()
         for card in world.cards.values():
             self._card(world, card)
+        running = {card.swap.id for card in world.cards.values() if card.swap is not None}
         for swap in self._swaps.values():
-            _closed(swap, running=any(card.swap and card.swap.id == swap.id for card in world.cards.values()))
+            if swap.id not in running:
+                closed(swap)
         for report in self.heard:
             if machine.on_report(world, self.spec, report) is not None:
                 raise Broken(f"the answer to {report.verb} {report.n} would be taken again")
@@ -344,7 +346,9 @@ class Rig:
         went = [self.work(lane) for lane in self.agent.lanes]
         for gateway in self.gateways.values():
             gateway.calls.clear()
+            gateway.talks.clear()  # what cannot be kept and must be would hold its model for ever
             gateway.drained()
+            gateway.recalled(ok=True)
             for tenant in self.machine.broken:
                 gateway.waiting[tenant] = 0  # they were told that it cannot be loaded
             self.beat(gateway.name)
@@ -368,6 +372,8 @@ class Rig:
             return f"{waiting} did not end"
         if hungry := [g.name for g in self.gateways.values() if any(g.waiting.values())]:
             return f"calls wait at {hungry}"
+        if left := [g.name for g in self.gateways.values() if g.wanting]:
+            return f"calls at {left} wait for a conversation that lies on disk"
         for card in world.cards.values():
             defaults = {t.id for t in self.spec.tenants.values() if t.default and t.card == card.name}
             if card.swap or card.fault or card.holds or self._could_come(card, defaults):
@@ -387,15 +393,3 @@ class Rig:
         stay = {t for t in card.residents if t in owed | defaults or spec.tenants[t].pinned}
         rooms = (plan.needs(spec, (t for t in {*stay, one} if not spec.tenants[t].evict_never)) for one in owed - stay)
         return any(room <= plan.capacity(spec, card.name) for room in rooms)
-
-
-def _closed(swap: Swap, *, running: bool) -> None:
-    """A swap that is over says how, and so does every line of it."""
-    if running:
-        return
-    if swap.outcome is None or swap.ended_ms is None:
-        raise Broken(f"{swap.id} is over and does not say how")
-    if swap.outcome != "done" and not swap.reason:
-        raise Broken(f"{swap.id} is {swap.outcome} without a reason")
-    if left := [r for r in swap.steps if r.outcome is StepOutcome.RUNNING]:
-        raise Broken(f"{swap.id} is {swap.outcome} and still runs: {left}")

@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from swapper.core import plan
+from swapper.core.keeping import RECALL
+from swapper.core.periodic import SAVED, TALKS
 from swapper.core.spec import Spec
+from swapper.core.steps import PLACED
 from swapper.core.types import Command, Demand, Gate, Lease, Report, Step, WorkClass, answer_to
 from tests.model.promises import Broken
 
@@ -31,7 +34,10 @@ class Holder:
 
 
 class Machine:
-    """What is really there: models in VRAM and processes that hold leases."""
+    """What is really there: models in VRAM, processes that hold leases, and snapshots, the newest first.
+
+    `ways`: the strategies that an agent says suit a tenant. `empty`: slots turn out empty when they are to be saved.
+    """
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
@@ -39,6 +45,8 @@ class Machine:
         self.holders: dict[str, Holder] = {}
         self.broken: set[str] = set()
         self.files: dict[str, list[dict[str, object]]] = {}
+        self.ways: dict[str, list[str]] = {}
+        self.empty = False
 
     def tenants(self, card: str) -> set[str]:
         """Those in the VRAM of a card."""
@@ -154,13 +162,16 @@ class Agent:
             return self._not_free(command, []) if not tenant else answer_to(command, "failed", "it would not")
         data: dict[str, object] = {}
         match command.verb:
+            case Step.DRAIN if tenant not in self._machine.loaded:
+                data = {"gone": True}
             case Step.DRAIN:
-                data = {"slots": [{"slot": slot, "tokens": 100} for slot in range(slots)]}
+                data = {"slots": [{"slot": slot, "tokens": 100} for slot in range(slots)], **self._kept(tenant)}
+            case Step.SAVE | Step.RESTORE if tenant not in self._machine.loaded:
+                return answer_to(command, "failed", "nobody is there")
+            case Step.SAVE if self._machine.empty:
+                data = {"tokens": 0, "bytes": 0}
             case Step.SAVE:
-                if tenant not in self._machine.loaded:
-                    return answer_to(command, "failed", "nobody is there")
-                kept = {"snapshot": command.args["name"], "slot": command.args["slot"], "tokens": 100, "bytes": 1}
-                self._machine.files[tenant] = [kept, *self._machine.files.get(tenant, ())][:4]
+                self._store(tenant, str(command.args["name"]), command)
                 data = {"tokens": 100, "bytes": 1}
             case Step.RELEASE:
                 self._machine.loaded.discard(tenant)
@@ -168,18 +179,37 @@ class Agent:
                 return answer_to(command, "failed", "its file is gone")
             case Step.LOAD:
                 self._machine.load(tenant)
-                data = {"n_slots": 2, "snapshots": self._machine.files.get(tenant, [])}
+                data = {"n_slots": 2, "snapshots": self._machine.files.get(tenant, []), **self._kept(tenant)}
             case Step.RESTORE:
-                if tenant not in self._machine.loaded:
-                    return answer_to(command, "failed", "nobody is there")
+                if command.args["snapshot"] not in {kept["snapshot"] for kept in self._machine.files.get(tenant, ())}:
+                    return answer_to(command, "failed", "there is no such file")
+                if "displaced" in command.args:
+                    data = {"slot": 0, "displaced": self._store(tenant, str(command.args["displaced"]), command)}
             case _:
                 pass
         return answer_to(command, "ok", data=data)
 
+    def _kept(self, tenant: str) -> dict[str, object]:
+        ways = self._machine.ways.get(tenant)
+        return {} if ways is None else {"strategies": ways, "fingerprint": "one"}
+
+    def _store(self, tenant: str, name: str, command: Command) -> Mapping[str, object]:
+        """A snapshot that nobody has a name for where the command gives none; beyond the fourth the oldest goes."""
+        whose = cast("Mapping[str, object]", command.args.get("conversation", {}))
+        strategy = command.args.get("strategy", "slots")
+        about = {"id": whose.get("id", ""), "links": whose.get("links", []), "strategy": strategy}
+        kept = {"snapshot": name, "slot": command.args["slot"], "tokens": 100, "bytes": 1, **about}
+        self._machine.files[tenant] = [kept, *self._machine.files.get(tenant, ())][:4]
+        return kept
+
 
 @dataclass(slots=True)
 class Gateway:
-    """One gateway process with its calls; `calls[tenant]` are in flight."""
+    """One gateway process with its calls; `calls[tenant]` are in flight.
+
+    `talks[tenant]`: the conversations it knows; `recalling`: what it was told to recall and has not answered;
+    `wanting`: snapshots that a call of its waits for.
+    """
 
     name: str
     gates: dict[str, Gate]
@@ -187,6 +217,9 @@ class Gateway:
     waiting: Counter[str] = field(default_factory=Counter[str])
     said: list[Report] = field(default_factory=list[Report])
     asked_ms: int = 0
+    talks: dict[str, list[Mapping[str, object]]] = field(default_factory=dict[str, list[Mapping[str, object]]])
+    recalling: list[Command] = field(default_factory=list[Command])
+    wanting: set[str] = field(default_factory=set[str])
     _draining: list[Command] = field(default_factory=list[Command])
     _answers: dict[Pair, Report] = field(default_factory=dict[Pair, Report])
     _marks: dict[Lane, Pair] = field(default_factory=dict[Lane, Pair])
@@ -195,6 +228,9 @@ class Gateway:
         """An order arrives; epochs order those outside a swap."""
         pair, tenant = (command.token, command.n), command.tenant or ""
         lane = (command.card, command.tenant)
+        if command.verb in (PLACED, SAVED):
+            self.wanting.discard(str(command.args["snapshot"]))
+            return
         if pair in self._answers and command.token:
             self.said.append(self._answers[pair])
             return
@@ -202,6 +238,12 @@ class Gateway:
             self._say(command, answer_to(command, "refused", "older"))
             return
         self._marks[lane] = max(pair, self._marks.get(lane, (0, 0)))
+        if command.verb == TALKS:
+            self._say(command, answer_to(command, "ok", data=self._known(tenant)))
+            return
+        if command.verb == RECALL:
+            self.recalling += [command] if command not in self.recalling else []
+            return
         epoch, mine = cast("int", command.args["epoch"]), self.gates.get(tenant, Gate(0, open=False)).epoch
         if command.verb in (Step.CLOSE, Step.OPEN):
             if epoch < mine:
@@ -211,7 +253,8 @@ class Gateway:
             if command.verb == Step.OPEN:
                 self._draining = [c for c in self._draining if c.tenant != tenant]
                 self.admit(tenant)
-            self._say(command, answer_to(command, "ok", data={"in_flight": self.calls[tenant]}))
+            known = {} if self.calls[tenant] or command.verb == Step.OPEN else self._known(tenant)
+            self._say(command, answer_to(command, "ok", data={"in_flight": self.calls[tenant], **known}))
             return
         if command.verb == "cut":
             self.calls[tenant] = 0
@@ -235,7 +278,19 @@ class Gateway:
         """Those who wait for the end of the calls hear of it."""
         for command in [c for c in self._draining if not self.calls[c.tenant or ""]]:
             self._draining.remove(command)
-            self._say(command, answer_to(command, "ok"))
+            data = self._known(command.tenant or "") if command.verb == Step.DRAIN else {}
+            self._say(command, answer_to(command, "ok", data=data))
+
+    def recalled(self, *, ok: bool) -> None:
+        """What it was told to recall stands in a slot, or is not to be had any more."""
+        there: dict[str, object] = {"slot": 1, "tokens": 100, "cache_n": 99, "prompt_n": 1}
+        for command in self.recalling:
+            gone = answer_to(command, "failed", "it was not in the cache any more")
+            self._say(command, answer_to(command, "ok", data=there) if ok else gone)
+        self.recalling = []
+
+    def _known(self, tenant: str) -> dict[str, object]:
+        return {"talks": self.talks.get(tenant, [])}
 
     def demand(self) -> tuple[Demand, ...]:
         """What it tells with its beat."""

@@ -20,6 +20,7 @@ from swapper.core.commit import Commit
 from swapper.core.conversations import ProofResult
 from swapper.core.spec import CardSpec, PolicySpec, Spec, TenantSpec
 from swapper.core.types import FINAL, Gate, LeaseRequest, Step, WorkClass, World
+from tests.model import said
 from tests.model.rig import Rig
 from tests.support.play import DRAIN
 
@@ -30,7 +31,25 @@ VERBS = st.sampled_from([Step.DRAIN, Step.SAVE, Step.RELEASE, Step.VACATE, Step.
 SOME_MS = st.sampled_from([1, 500, 5_000, 30_000, 61_000, 130_000, 700_000])
 THEN = st.sampled_from(["go on", "look", "nothing"])
 """What the coordinator does at once, and perhaps the executors."""
-TRAITS = ("default", "evict_never", "pinned", "save", "save_required")
+TRAITS = ("default", "evict_never", "pinned", "save", "save_required", "sweep")
+WAYS = st.sampled_from([["slots", "replay"], ["slots"], ["rewind", "replay"], ["replay"], []])
+TALKS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "id": st.sampled_from("abcd"),
+            "links": st.just([]),
+            "tokens": st.sampled_from([0, 70, 100]),
+            "used_ms": st.integers(1, 9),
+            "recallable": st.booleans(),
+            "slot": st.sampled_from([None, None, 0, 1]),
+            "restored": st.booleans(),
+            "snapshot": st.sampled_from([None, None, "older"]),
+        }
+    ),
+    max_size=4,
+    unique_by=lambda talk: str(talk["id"]),
+)
+"""What a gateway knows: each conversation once."""
 
 
 @st.composite
@@ -42,7 +61,9 @@ def specs(draw: st.DrawFn) -> Spec:
         card = draw(st.sampled_from(cards))
         traits = {trait: draw(st.booleans()) and draw(st.booleans()) for trait in TRAITS}
         traits["default"] = traits["default"] or not number
-        mine = replace(TenantSpec(f"m{number}", "llama", card, "main", draw(st.sampled_from([3, 7, 12, 20]))), **traits)
+        every_ms = draw(st.sampled_from([None, None, 20_000]))
+        need_mib = draw(st.sampled_from([3, 7, 12, 20]))
+        mine = replace(TenantSpec(f"m{number}", "llama", card, "main", need_mib, every_ms=every_ms), **traits)
         if _fit([*tenants.values(), mine], card):
             tenants[mine.id] = mine
     policy = PolicySpec(DRAIN, on_drain_limit=draw(st.sampled_from(["end", "reopen"])))
@@ -149,19 +170,23 @@ class Everything(RuleBasedStateMachine):
     @precondition(lambda self: bool(self.rig.said()))
     @rule(data=st.data(), forget=st.sampled_from([True, True, False]))
     def an_answer_is_heard(self, data: st.DataObject, forget: bool) -> None:
-        said, at = data.draw(st.sampled_from(self.rig.said()))
-        report = said.pop(at) if forget else said[at]
+        told, at = data.draw(st.sampled_from(self.rig.said()))
+        report = told.pop(at) if forget else told[at]
         self.rig.hear(report)
 
-    @rule(slots=st.integers(0, 2), until=st.none() | VERBS, fails=st.none() | VERBS)
-    def it_goes_on(self, slots: int = 1, until: Step | None = None, fails: Step | None = None) -> None:
+    @rule(slots=st.integers(0, 2), until=st.none() | VERBS, fails=st.none() | VERBS, recalls=st.booleans())
+    def it_goes_on(
+        self, slots: int = 1, until: Step | None = None, fails: Step | None = None, recalls: bool = True
+    ) -> None:
         """Orders are carried out and answers heard until somebody has to wait, or the order `until` comes."""
         for _ in range(40):
             lanes = [lane for lane in self.rig.agent.lanes if self.rig.agent.next(lane).verb != until]
             went = [self.rig.work(lane, slots, fails=self.rig.agent.next(lane).verb == fails) for lane in lanes]
-            for said, _at in self.rig.said():
-                while said:
-                    self.rig.hear(said.pop(0))
+            if recalls:
+                self.recalls_end(ok=True)
+            for told, _at in self.rig.said():
+                while told:
+                    self.rig.hear(told.pop(0))
                     went.append(True)
             if not any(went):
                 return
@@ -211,11 +236,44 @@ class Everything(RuleBasedStateMachine):
         others = [t.id for t in self.rig.spec.tenants.values() if not t.default]
         self.rig.machine.broken.add(data.draw(st.sampled_from(others)))
 
-    @precondition(lambda self: bool(self._unproved()))
-    @rule(data=st.data(), result=st.sampled_from([ProofResult.WARM, ProofResult.COLD]))
-    def an_answer_shows_what_was_reused(self, data: st.DataObject, result: ProofResult) -> None:
-        swap, at = data.draw(st.sampled_from(self._unproved()))
-        self.rig.prove(swap, at, result)
+    # Conversations.
+
+    @precondition(lambda self: bool(self._lines(ProofResult.UNPROVED)))
+    @rule(data=st.data(), warm=st.booleans(), continued=st.booleans())
+    def an_answer_shows_what_was_reused(self, data: st.DataObject, warm: bool, continued: bool) -> None:
+        swap, at = data.draw(st.sampled_from(self._lines(ProofResult.UNPROVED)))
+        said.prove(self.rig, swap, at, ProofResult.WARM if warm else ProofResult.COLD, continued=continued)
+
+    @precondition(lambda self: bool(self._lines(None)))
+    @rule(data=st.data(), outcome=st.sampled_from(["ok", "failed"]))
+    def a_replay_is_told_of(self, data: st.DataObject, outcome: str) -> None:
+        said.replayed(self.rig, *data.draw(st.sampled_from(self._lines(None))), outcome)
+
+    @precondition(lambda self: bool(self.rig.gateways))
+    @rule(data=st.data(), talks=TALKS)
+    def a_gateway_knows_conversations(self, data: st.DataObject, talks: list[dict[str, object]]) -> None:
+        gateway = self.rig.gateways[data.draw(st.sampled_from(sorted(self.rig.gateways)))]
+        gateway.talks[data.draw(st.sampled_from(sorted(self.rig.spec.tenants)))] = [*talks]
+
+    @rule(data=st.data(), ways=WAYS, empty=st.booleans())
+    def conversations_are_kept_otherwise(self, data: st.DataObject, ways: list[str], empty: bool) -> None:
+        self.rig.machine.ways[data.draw(st.sampled_from(sorted(self.rig.spec.tenants)))] = ways
+        self.rig.machine.empty = empty
+
+    @precondition(lambda self: any(gateway.recalling for gateway in self.rig.gateways.values()))
+    @rule(ok=st.booleans())
+    def recalls_end(self, ok: bool) -> None:
+        for gateway in self.rig.gateways.values():
+            gateway.recalled(ok=ok)
+
+    @precondition(lambda self: bool(self.rig.gateways))
+    @rule(data=st.data(), then=THEN)
+    def a_call_wants_a_conversation_from_disk(self, data: st.DataObject, then: str) -> None:
+        name = data.draw(st.sampled_from(sorted(self.rig.gateways)))
+        tenant = data.draw(st.sampled_from(sorted(self.rig.spec.tenants)))
+        files = [str(kept["snapshot"]) for kept in self.rig.machine.files.get(tenant, ())]
+        said.want(self.rig, name, tenant, data.draw(st.sampled_from([*files, "gone"])))
+        self._then(then)
 
     # Processes and time.
 
@@ -252,7 +310,7 @@ class Everything(RuleBasedStateMachine):
     def another_coordinator_decides(self, answers: bool) -> None:
         """It reads and decides, and is slow to write: see the next rule."""
         world = self.rig.read()
-        waiting = [said[at] for said, at in self.rig.said()][:2] if answers else []
+        waiting = [told[at] for told, at in self.rig.said()][:2] if answers else []
         commit = self.rig.decide(world, [r for r in waiting if r.outcome != "refused"]).commit
         self.view = (world, commit) if commit is not None else None
 
@@ -302,12 +360,13 @@ class Everything(RuleBasedStateMachine):
     def _active(self) -> list[str]:
         return [name for name in self.rig.asked if self.rig.lease(name).state not in FINAL]
 
-    def _unproved(self) -> list[tuple[str, int]]:
+    def _lines(self, result: ProofResult | None) -> list[tuple[str, int]]:
+        """(swap, nth) of the conversations that are known to be so."""
         return [
             (swap.id, at)
             for swap in self.rig.library.swaps(5, None)
             for at, talk in enumerate(swap.conversations)
-            if talk.result is ProofResult.UNPROVED
+            if talk.result is result and (result is not None or (talk.strategy == "replay" and talk.tenant in swap.to))
         ]
 
 
