@@ -203,8 +203,8 @@ def _plain(entry: TenantEntry, loc: Loc) -> Iterator[Said]:
 
 def _snapshots(entry: TenantEntry, loc: Loc) -> Iterator[Said]:
     keep: SnapshotsEntry = entry.snapshots
-    if keep.every_ms is not None:
-        yield (*loc, "every"), f"saving by the clock {LATER}; remove it"
+    if keep.every_ms is not None and keep.strategy in ("off", "replay"):
+        yield (*loc, "every"), f"does nothing with strategy: {keep.strategy}, which saves no slots; remove it"
     if keep.strategy == "off":
         if keep.required:
             yield (*loc, "required"), "cannot be true with strategy: off"

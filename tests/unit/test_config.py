@@ -151,7 +151,6 @@ def test_off_is_a_word_and_not_a_truth_value() -> None:
         ("kind: llama-router", "kind: comfyui", "tenants.llama.kind: kind: comfyui is not supported by this version"),
         ("control: command", "control: docker", "tenants.llama.control: control: docker is not supported by this"),
         ("probe: declared", "probe: amdgpu", "cards.gpu0.probe: probe: amdgpu is not supported by this version"),
-        ("strategy: auto", "every: 5m", "tenants.llama.snapshots.every: saving by the clock is not supported"),
         ("index: 0", "host: attic", "cards.gpu0.host: an agent on another host is not supported by this version"),
         ("listen: 127.0.0.1:9292", "notify: [ntfy://x/y]", "notify: notify is not supported by this version"),
     ],
@@ -170,6 +169,16 @@ def test_what_this_version_cannot_do_is_refused_in_words(old: str, new: str, sai
 def test_documented_sections_of_later_versions_are_known_but_refused(extra: str) -> None:
     (said,) = problems(GOOD + extra + "\n")
     assert "is not supported by this version; remove it" in said
+
+
+@pytest.mark.parametrize(("strategy", "refused"), [("replay", True), ("off", True), ("auto", False), ("rewind", False)])
+def test_slots_are_saved_by_the_clock_where_slots_are_saved(strategy: str, *, refused: bool) -> None:
+    text = GOOD.replace("{strategy: auto, required: true}", f"{{strategy: {strategy}, every: 5m}}")
+    if refused:
+        (said,) = problems(text)
+        assert f"snapshots.every: does nothing with strategy: {strategy}" in said
+    else:
+        assert {t.every_ms for t in parsed(text).spec().tenants.values()} == {300_000}
 
 
 def test_settings_that_are_not_acted_on_are_noticed_not_swallowed() -> None:
