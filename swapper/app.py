@@ -31,6 +31,7 @@ from swapper.coordinator import Coordinator
 from swapper.core.commit import Alert, Commit
 from swapper.core.spec import Spec
 from swapper.errors import ConfigError, StoreDown, SwapperError
+from swapper.foresee import before_start
 from swapper.gateway import http as gateway
 from swapper.gateway.admission import Admission
 from swapper.gateway.context import GatewayContext, Limits, ModelInfo, Target
@@ -153,6 +154,7 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
         agent = Agent(host, store, backends, spec.tenants, _probes(spec, host), marks)
         stack.push_async_callback(agent.close)
         await agent.claim()
+        await _warn(store, tuple(await before_start(config, controls)))
         await asyncio.gather(*(backend.start() for backend in backends.values()))
         coordinator = Coordinator(store, spec, new_id)
         front = await _gateway(config, folder, store, stack)
@@ -198,6 +200,13 @@ async def _watch_folder(folder: StateFolder, store: RedisStore, spec: Spec) -> N
             await _alert(store, Commit(alerts=tuple(Alert(card, problem) for card in spec.cards)))
             told = problem
         await asyncio.sleep(LOOK_S)
+
+
+async def _warn(store: RedisStore, alerts: tuple[Alert, ...]) -> None:
+    for alert in alerts:
+        log.warning("alert", card=alert.card, text=alert.text)
+    if alerts:
+        await _alert(store, Commit(alerts=alerts))
 
 
 async def _alert(store: RedisStore, alerts: Commit) -> None:

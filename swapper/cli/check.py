@@ -21,6 +21,7 @@ from swapper.config import Config, TenantEntry, load
 from swapper.config.advice import advise, advise_live, model_options
 from swapper.config.served import ONE_MODEL, served
 from swapper.errors import ConfigError, StoreDown
+from swapper.foresee import losses
 from swapper.slotclaim import taken
 
 _TIMEOUT_S = 5.0
@@ -70,6 +71,8 @@ async def examine(config: Config, environ: Mapping[str, str]) -> list[Finding]:
         text = f"listen: {config.document.listen} without auth.keys: whoever reaches the port may take the cards"
         found.append(Finding(False, f"{text}; add keys, or listen on 127.0.0.1"))
     found += [Finding(True, text) for text in taken(config)]
+    for server in config.tenants:
+        found += [Finding(False, str(loss)) for loss in await asyncio.to_thread(losses, config, server, environ)]
     found += [one async for one in _store(config)]
     for server, entry in config.tenants.items():
         found += [one async for one in _server(config, server, entry, environ)]

@@ -167,12 +167,9 @@ def mib(value: object) -> str:
 
 def size(count: int) -> str:
     """Bytes for people: `262 MiB`."""
-    amount = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if amount < 1024:
-            return f"{amount:.3g} {unit}"
-        amount /= 1024
-    return f"{amount:.4g} GiB"
+    from swapper.config.units import show_bytes
+
+    return show_bytes(count)
 
 
 def ago(moment: str | None, now: datetime | None = None) -> str:

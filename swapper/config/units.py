@@ -77,3 +77,13 @@ def _short(value: object) -> str:
 def show_mib(mib: int) -> str:
     """`19.5 GiB` or `512 MiB`, for sentences."""
     return f"{mib / 1024:.4g} GiB" if mib >= 1024 else f"{mib} MiB"
+
+
+def show_bytes(count: int) -> str:
+    """`262 MiB`, for sentences."""
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if amount < 1024:
+            return f"{amount:.3g} {unit}"
+        amount /= 1024
+    return f"{amount:.4g} GiB"

@@ -29,7 +29,7 @@ from workers.backend import (
 )
 from workers.llama.answer import smallest_answer
 from workers.llama.child import Child
-from workers.llama.fingerprint import Args, Fingerprints
+from workers.llama.fingerprint import Args, Fingerprints, local_path
 from workers.llama.gguf import GgufIdentities
 from workers.llama.http import Model, RouterHttp, SavedSlot, Slot
 from workers.llama.joined import Joined
@@ -368,11 +368,7 @@ class Conversations:
         return await self._fingerprints.of(model, (await self.run(model)).environ)
 
     def _local_path(self, path: str) -> str:
-        for theirs in sorted(self._how.path_map, key=len, reverse=True):
-            root = theirs.rstrip("/")
-            if path == theirs or path.startswith(root + "/"):
-                return self._how.path_map[theirs].rstrip("/") + path[len(root) :]
-        return str(self._how.folder / path) if self._how.folder is not None else path
+        return local_path(path, self._how.path_map, self._how.folder)
 
     @contextmanager
     def _forgetting(self, name: str) -> Generator[None]:

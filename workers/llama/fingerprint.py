@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,13 +81,65 @@ def _pairs(args: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Files:
+class Shape:
+    """What a fingerprint takes from the arguments alone."""
+
+    kv_unified: bool
+    cache_types: tuple[str, str]
+    flash_attn: str
+    rope: tuple[str, ...]
+
+    @classmethod
+    def of(cls, args: Args) -> Shape:
+        """Defaults are llama-server's own."""
+        return cls(
+            kv_unified=args.kv_unified(),
+            cache_types=(args.last("--cache-type-k", default="f16"), args.last("--cache-type-v", default="f16")),
+            flash_attn=args.last("--flash-attn", default="auto"),
+            rope=args.matching(*_SHAPING),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
     """What a fingerprint takes from the disk."""
 
     gguf: GgufIdentity
     lora: tuple[str, ...]
     drafter: str
     mmproj: str
+
+    @classmethod
+    def of(cls, path: str, args: Args, identities: GgufIdentities, local: Callable[[str], str]) -> Files:
+        """`path` is the model's as the server names it, `local` turns such a path into one of this host. Blocking."""
+        kinds = args.matching("--spec-type", "--draft", "--spec-draft", "--hf-repo-draft")
+        loras = (given.partition(" ") for given in args.matching("--lora"))
+        return cls(
+            gguf=identities.identity(local(path)),
+            lora=tuple(f"{name} {_stamp(value, local)}".strip() for name, _, value in loras),
+            drafter=" ".join([*kinds, _stamp(args.last("--model-draft", "--spec-draft-model"), local)]).strip(),
+            mmproj=_stamp(args.last("--mmproj", "--mmproj-url"), local),
+        )
+
+
+def _stamp(value: str, local: Callable[[str], str]) -> str:
+    """A side file as `path size mtime`; the text itself where it is no file we can see."""
+    if not value:
+        return ""
+    try:
+        stat = Path(local(value)).stat()
+    except OSError:
+        return value
+    return f"{value} {stat.st_size} {stat.st_mtime_ns}"
+
+
+def local_path(path: str, path_map: Mapping[str, str], folder: Path | None) -> str:
+    """A path as the server names it, as this host sees it: mapped, else relative to the `folder` it was started in."""
+    for theirs in sorted(path_map, key=len, reverse=True):
+        root = theirs.rstrip("/")
+        if path == theirs or path.startswith(root + "/"):
+            return path_map[theirs].rstrip("/") + path[len(root) :]
+    return str(folder / path) if folder is not None else path
 
 
 class Fingerprints:
@@ -110,7 +162,9 @@ class Fingerprints:
 
     async def _take(self, model: str, args: Args) -> Fingerprint:
         props = await self._http.props(model)
-        files = await asyncio.to_thread(self._files, props.model_path or args.last("--model"), args)
+        path = props.model_path or args.last("--model")
+        files = await asyncio.to_thread(Files.of, path, args, self._identities, self._local)
+        shape = Shape.of(args)
         n_ctx, n_slots = props.default_generation_settings.n_ctx, props.total_slots
         if not n_ctx or not n_slots:  # a build that does not tell them here
             slots = await self._http.slots(model)
@@ -122,37 +176,12 @@ class Fingerprints:
             build=props.build_info,
             n_ctx_slot=n_ctx,
             n_parallel=n_slots,
-            kv_unified=args.kv_unified(),
-            cache_types=(args.last("--cache-type-k", default="f16"), args.last("--cache-type-v", default="f16")),
-            flash_attn=args.last("--flash-attn", default="auto"),
-            rope=args.matching(*_SHAPING),
+            kv_unified=shape.kv_unified,
+            cache_types=shape.cache_types,
+            flash_attn=shape.flash_attn,
+            rope=shape.rope,
             lora=files.lora,
             drafter=files.drafter,
             mmproj=files.mmproj,
             template=template,
         )
-
-    def _files(self, path: str, args: Args) -> _Files:
-        return _Files(
-            gguf=self._identities.identity(self._local(path)),
-            lora=self._stamps(args.matching("--lora")),
-            drafter=self._drafter(args),
-            mmproj=self._stamp(args.last("--mmproj", "--mmproj-url")),
-        )
-
-    def _drafter(self, args: Args) -> str:
-        kinds = args.matching("--spec-type", "--draft", "--spec-draft", "--hf-repo-draft")
-        return " ".join([*kinds, self._stamp(args.last("--model-draft", "--spec-draft-model"))]).strip()
-
-    def _stamps(self, arguments: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(f"{name} {self._stamp(value)}".strip() for name, _, value in (a.partition(" ") for a in arguments))
-
-    def _stamp(self, value: str) -> str:
-        """A side file as `path size mtime`; the text itself where it is no file we can see."""
-        if not value:
-            return ""
-        try:
-            stat = Path(self._local(value)).stat()
-        except OSError:
-            return value
-        return f"{value} {stat.st_size} {stat.st_mtime_ns}"

@@ -42,10 +42,14 @@ class Header:
 
 
 class GgufIdentities:
-    """The cache, one JSON file. Not shared between processes at the same time (last writer wins, nothing breaks)."""
+    """The cache, one JSON file. Not shared between processes at the same time (last writer wins, nothing breaks).
 
-    def __init__(self, state_dir: Path) -> None:
+    `keep` false: what is found is not kept, and nothing is written.
+    """
+
+    def __init__(self, state_dir: Path, *, keep: bool = True) -> None:
         self._path = state_dir / "gguf.json"
+        self._keep = keep
         self._known = self._read()
 
     def identity(self, path: str) -> GgufIdentity:
@@ -71,7 +75,8 @@ class GgufIdentities:
         key = f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}"
         if key not in self._known:
             self._known[key] = read_header(path)
-            self._write()
+            if self._keep:
+                self._write()
         return self._known[key], stat.st_size, stat.st_mtime_ns
 
     def _read(self) -> dict[str, Header]:
