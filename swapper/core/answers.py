@@ -129,6 +129,7 @@ def _saved(draft: Draft, command: Command, report: Report) -> None:
         elif tokens == 0:
             talks = tuple(c for c in draft.swap.conversations if c.snapshot != name)
             draft.update(conversations=talks)
+            draft.update(conversations=(*talks, *saving.unsaid(draft, command.tenant)))
         else:
             keeping.mark(draft, name, saved=True, tokens=tokens, bytes=_int(report.data, "bytes"))
         return

@@ -65,6 +65,16 @@ def _saved(
     )
 
 
+def unsaid(draft: Draft, tenant: str) -> tuple[Conversation, ...]:
+    """Lines for those that some unnamed slot might have held, now that fewer of these are left than of them."""
+    mine = [c for c in draft.swap.conversations if c.tenant == tenant]
+    named = {c.head for c in mine}
+    left = [c for c in newest(c for c in draft.swap.known if c.tenant == tenant) if c.head not in named]
+    if len(left) <= sum(1 for c in mine if not c.head):
+        return ()
+    return tuple(_left_behind(c, _NO_TEXT, of(draft.card, tenant).strategy) for c in left)
+
+
 def _is_one(use: Mapping[str, int], found: Mapping[int, Conversation], lengths: Collection[int]) -> bool:
     """Not one of several equally long conversations, each of which will be recalled and saved under its name."""
     return use["slot"] in found or use["tokens"] not in lengths

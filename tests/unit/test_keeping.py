@@ -316,6 +316,14 @@ def test_a_known_conversation_whose_slot_turns_out_empty_is_said_to_be_cold() ->
     assert [(c.head, c.result, bool(c.reason)) for c in play.swap.conversations] == [(A, ProofResult.COLD, True)]
 
 
+def test_a_conversation_that_an_unnamed_slot_might_have_held_is_cold_once_that_one_turns_out_empty() -> None:
+    play = leaving([talk(A, 900, 2, recallable=False)], [{"slot": 0, "tokens": 0}])
+    assert [c.head for c in play.swap.conversations] == [""]
+    play.answer(play.pending("save"), tokens=0, bytes=0)
+    assert play.swap.stage == "release"
+    assert [(c.head, c.result, bool(c.reason)) for c in play.swap.conversations] == [(A, ProofResult.COLD, True)]
+
+
 def test_a_conversation_nobody_knows_that_finds_no_room_is_said_to_be_cold() -> None:
     """Nobody will ask for it, so that it cannot come back on demand."""
     play = leaving([], [{"slot": 0, "tokens": 900}, {"slot": 1, "tokens": 77}])
