@@ -132,9 +132,9 @@ class SnapshotsEntry(Section):
     """How the conversations of a server are kept. `required`: rather no handover than a lost conversation.
 
     `sweep`: those in no slot are saved too. `privacy: strict`: no request's text is kept, so that only what lies in a
-    slot can be saved. `bodies: disk`: the texts are kept in the state folder as well, and outlive a restart. `every`: so
-    often the idle slots of a model that serves are saved, so that a crash of its server costs no more; a hybrid model's
-    next turn then reads its last answer again, and of a model that is only replayed nothing is saved.
+    slot can be saved. `bodies: disk`: the texts are kept in the state folder as well, and outlive a restart. `every`:
+    so often the idle slots of a model that serves are saved, so that a crash of its server costs no more; a hybrid
+    model's next turn then reads its last answer again, and of a model that is only replayed nothing is saved.
     """
 
     strategy: Literal["auto", "slots", "rewind", "replay", "off"] = "auto"
