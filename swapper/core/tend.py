@@ -27,10 +27,13 @@ def on_wanted(world: World, spec: Spec, report: Report, *, swap_id: str, token: 
     draft = Draft(world, spec, card)
     snapshot = str(report.data.get("snapshot"))
     gate = world.gates.get(configured.id)
+    if card.swap is not None and card.swap.tends and any(c.snapshot == snapshot for c in card.swap.conversations):
+        return None  # it is on its way, and all gateways are told when it is there
     if card.swap is not None or configured.id not in card.residents or gate is None or not gate.open:
         why = "the card is being handed over" if card.swap is not None else f"{configured.id} does not serve"
         again = card.swap is not None and card.swap.tends is not None  # that takes a moment, then it may come
-        draft.order(PLACED, configured.id, {"snapshot": snapshot, "ok": False, "detail": why, "again": again})
+        said = {"snapshot": snapshot, "ok": False, "detail": why, "again": again, "stays": True}
+        draft.order(PLACED, configured.id, said)
         return draft.commit()
     talk = Conversation(configured.id, ANY_SLOT, snapshot, 0, 0, saved=True)
     now = world.now_ms

@@ -62,6 +62,22 @@ async def test_an_empty_slot_is_taken_and_nothing_is_displaced(backend: Backend,
     assert await reused(talk, 1, "Kept. " + LONG) > 0.9 * saved.tokens
 
 
+async def test_what_came_back_already_is_not_brought_again_over_what_it_has_become(
+    backend: Backend, talk: Talk
+) -> None:
+    """Who asks once more has not heard of it: a report may be taken twice, and two gateways may want it."""
+    saved = await on_disk(backend, talk)
+    await two_others(talk)
+    first = await backend.restore(ALPHA, saved.snapshot, -1, Room(fresh()))
+    again = await backend.restore(ALPHA, saved.snapshot, -1, Room(fresh()))
+    assert (again.slot, again.tokens, again.displaced) == (first.slot, saved.tokens, None)
+    await talk.say("alpha", "Kept. " + LONG + " And on.", slot=first.slot)
+    grown = (await talk.slot("alpha", first.slot))["n_prompt_tokens"]
+    late = await backend.restore(ALPHA, saved.snapshot, -1, Room(fresh()))
+    assert (late.slot, late.displaced) == (first.slot, None)
+    assert (await talk.slot("alpha", first.slot))["n_prompt_tokens"] == grown > saved.tokens
+
+
 async def test_without_room_only_an_empty_slot_will_do(backend: Backend, talk: Talk) -> None:
     saved = await on_disk(backend, talk)
     await two_others(talk)

@@ -46,6 +46,14 @@ def test_the_agent_puts_it_where_it_pushes_out_least_and_the_gateways_are_told_o
     assert play.world.gates[MED] == Gate(3, open=True)
 
 
+def test_one_that_is_on_its_way_is_not_brought_twice() -> None:
+    """Two gateways may want it, and two coordinators may hear the same one."""
+    play = serving()
+    ask(play)
+    report = Report("gateway:g2", "gpu0", MED, 0, 0, "wanted", "ok", data=WANTED)
+    assert tend.on_wanted(play.world, play.spec, report, swap_id="sw_10", token=1_000) is None
+
+
 def test_one_that_cannot_be_restored_is_answered_all_the_same() -> None:
     play = serving()
     ask(play)

@@ -37,7 +37,7 @@ from workers.llama.keeping import Keeper
 from workers.llama.known import state_of
 from workers.llama.lifecycle import Limits, patiently
 from workers.llama.quiet import Models, idle_slots
-from workers.llama.seats import Arrived, Run, cheapest, disturbed, in_use, may_hold, task_of, unfit, whose
+from workers.llama.seats import Arrived, Run, came_before, cheapest, disturbed, in_use, may_hold, task_of, unfit, whose
 from workers.llama.shelf import FolderShelf
 from workers.llama.slots import Keep, SlotFolder
 from workers.llama.strategy import strategies
@@ -279,6 +279,8 @@ class Conversations:
         run = await self.run(model)
         for _ in range(_ATTEMPTS):
             slots = await self._http.slots(model.name)
+            if (there := came_before(run, slots, manifest)) is not None:
+                return Restored(there.id, manifest.tokens, 0.0)
             after, slot = max(map(task_of, slots), default=-1), cheapest(run, slots)
             if slot is None:
                 raise BackendRefused(f"{manifest.snapshot} was not restored: every slot of {model.name} is at work")

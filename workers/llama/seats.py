@@ -97,6 +97,20 @@ def disturbed(slots: Sequence[Slot], slot: int, tokens: int) -> str | None:
     return f"slot {slot} holds {there} tokens by now, not {tokens}" if there != tokens else None
 
 
+def came_before(run: Run, slots: Sequence[Slot], manifest: Manifest) -> Slot | None:
+    """The slot this very snapshot came into and may still be in, as it was or gone on with.
+
+    Who asks again has not heard of it: brought once more it would stand there older than it is.
+    """
+    for slot in slots:
+        arrived = run.arrived.get(slot.id)
+        if arrived is None or arrived.manifest.snapshot != manifest.snapshot:
+            continue
+        if arrived.untouched(slot) or (slot.n_prompt_tokens or 0) >= manifest.tokens:
+            return slot
+    return None
+
+
 def cheapest(run: Run, slots: Sequence[Slot]) -> Slot | None:
     """The idle slot that is given away first: an empty one, else the one unused for longest; None: all are at work."""
     idle = [slot for slot in slots if not slot.is_processing]
