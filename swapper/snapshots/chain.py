@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 from msgspec import Raw
@@ -89,13 +89,14 @@ class Prompt(msgspec.Struct):
 class Chain:
     """The links of one request, oldest first, never none; `sizes`: bytes of the prompt up to and with each.
 
-    `text` is the whole of a text prompt (a view of the body) and None for chats: the end of a shorter one lies within
-    one of its blocks.
+    `is_text`: it is one text. `text` is the whole of that (a view of the body), for as long as the body is kept: the
+    end of a shorter one lies within one of its blocks.
     """
 
     seed: bytes
     links: tuple[bytes, ...]
     sizes: tuple[int, ...]
+    is_text: bool = False
     text: memoryview | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -106,14 +107,27 @@ class Chain:
     @property
     def root(self) -> bytes:
         """What every chain that shares anything with this one has, too, but for texts shorter than a block."""
-        return self.seed if self.text is not None and len(self.text) < BLOCK_BYTES else self.links[0]
+        return self.seed if self.is_text and self.sizes[-1] < BLOCK_BYTES else self.links[0]
+
+    def without_text(self) -> Chain:
+        """The same, and nothing of the body with it: `ends` and `end_at` know nothing any more."""
+        return self if self.text is None else replace(self, text=None)
 
     def ends(self, block: int) -> frozenset[bytes]:
         """The last links of all texts that end within this block and are a beginning of this text. ~0.3 ms."""
         if self.text is None:
             return frozenset()
-        before = self.links[block - 1] if block else self.seed
-        return frozenset(_ends(before, self.text[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES]))
+        return frozenset(_ends(self._before(block), self.text[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES]))
+
+    def end_at(self, size: int) -> bytes | None:
+        """The last link of the text that the first `size` bytes (at least one) of this one are. ~1 µs."""
+        if self.text is None or size > len(self.text):
+            return None
+        block = (size - 1) // BLOCK_BYTES
+        return xxh3_128_digest(b"".join((self._before(block), self.text[block * BLOCK_BYTES : size])))
+
+    def _before(self, block: int) -> bytes:
+        return self.links[block - 1] if block else self.seed
 
 
 def chain_of(path: str, fields: Prompt) -> Chain | None:
@@ -160,7 +174,7 @@ def _of_text(seed: bytes, text: memoryview) -> Chain:
         link = xxh3_128_digest(b"".join((link, block)))
         links.append(link)
         sizes.append(start + len(block))
-    return Chain(seed, tuple(links), tuple(sizes), text)
+    return Chain(seed, tuple(links), tuple(sizes), is_text=True, text=text)
 
 
 def _ends(before: bytes, block: memoryview) -> Iterator[bytes]:

@@ -178,23 +178,50 @@ class Match:
 NEW = Match(Relation.NEW)
 
 
-def compare(known: Conversation, chain: Chain, places: Mapping[bytes, int]) -> Match:
-    """How the request with this chain stands to a known conversation. `places`: where in it each link stands.
+class Sought:
+    """A request's chain while it is compared with many conversations: what takes long is made once, when needed."""
 
-    `places` is only looked at for conversations of which a manifest tells.
-    """
-    links = known.links
+    __slots__ = ("_ends", "_places", "chain")
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+        self._places: dict[bytes, int] | None = None
+        self._ends: dict[int, frozenset[bytes]] = {}
+
+    @property
+    def places(self) -> Mapping[bytes, int]:
+        """Where in the chain each link stands."""
+        if self._places is None:
+            self._places = {link: at for at, link in enumerate(self.chain.links)}
+        return self._places
+
+    def ends(self, block: int) -> frozenset[bytes]:
+        """See `Chain.ends`."""
+        if block not in self._ends:
+            self._ends[block] = self.chain.ends(block)
+        return self._ends[block]
+
+    def goes_on(self, known: Conversation, shared: int) -> bool:
+        """Whether a text whose last block alone is not shared ends within the next block of this one."""
+        if known.links.first is None:  # a manifest does not tell how long its text was
+            return known.links[-1] in self.ends(shared)
+        return known.size > 0 and known.links[-1] == self.chain.end_at(known.size)
+
+
+def compare(known: Conversation, sought: Sought) -> Match:
+    """How the request that is sought stands to a known conversation."""
+    links, chain = known.links, sought.chain
     if links.first is None:
-        shared, length = _by_places(links, places)
+        shared, length = _by_places(links, sought.places)
     else:
         shared, length = _depth(links, links.first, chain), links.first + len(links)
     if shared == length:
         return Match(Relation.SAME if shared == len(chain.links) else Relation.EXTENDS, known, shared)
-    if chain.text is not None and shared == length - 1 and links[-1] in chain.ends(shared):
+    if chain.text is not None and shared == length - 1 and sought.goes_on(known, shared):
         return Match(Relation.EXTENDS, known, length)
     if shared <= 0:
         return NEW
-    edited = shared == length - 1 and chain.text is None
+    edited = shared == length - 1 and not chain.is_text
     return Match(Relation.EDITED if edited else Relation.BRANCHED, known, shared)
 
 

@@ -22,6 +22,7 @@ from swapper.snapshots.conversation import (
     Place,
     Relation,
     Request,
+    Sought,
     Talk,
     compare,
 )
@@ -76,8 +77,8 @@ class Index:
         known = self._tenants.get(tenant)
         if known is None:
             return NEW
-        places = {link: at for at, link in enumerate(chain.links)} if known.told else {}
-        matches = (compare(known.talks[name], chain, places) for name in _candidates(known, chain))
+        sought = Sought(chain)
+        matches = (compare(known.talks[name], sought) for name in _candidates(known, sought))
         return max(matches, key=_closeness, default=NEW)
 
     def answered(
@@ -196,15 +197,17 @@ class Index:
         if talk is not None and talk.place is Place.SERVER:
             self._set(tenant, replace(talk, origin=snapshot, saved_ms=saved_ms, saved=talk.id == name))
 
-    def placed(self, tenant: str, name: str, slot: int) -> None:
+    def placed(self, tenant: str, name: str, slot: int, tokens: int = 0) -> Conversation | None:
         """A conversation was restored from disk into a slot; whether it is of use there the next answer shows.
 
-        Its name may be that of the older state that was on disk.
+        Its name may be that of the older state that was on disk, which had `tokens`. Returns what stands there now.
         """
         if (talk := self._on_disk(tenant, name)) is not None:
             origin = talk.snapshot or talk.origin
             there = replace(talk, place=Place.SERVER, slot=slot, snapshot="", reason="", restored=True, origin=origin)
-            self._set(tenant, replace(there, saved_ms=0))
+            self._set(tenant, there := replace(there, saved_ms=0, tokens=tokens or there.tokens))
+            return there
+        return None
 
     def found(self, tenant: str, name: str) -> None:
         """A conversation is in the server after all, as far as anybody can tell; in which slot is not known."""
@@ -327,11 +330,16 @@ class Index:
         known.slots[slot] = name
 
 
-def _candidates(known: _Tenant, chain: Chain) -> Iterator[str]:
-    """Who can share anything with the chain: its root's, of a text also the shorter ones, and whom a manifest tells."""
-    yield from known.roots.get(chain.links[0], ())
-    if chain.text is not None:
-        yield from known.roots.get(chain.seed, ())
+def _candidates(known: _Tenant, sought: Sought) -> Iterator[str]:
+    """Who can share anything with the chain: its root's, of a text also the shorter ones, and whom a manifest tells.
+
+    All texts shorter than a block have one root, and each one link, which is its name: by that they are looked up.
+    """
+    chain = sought.chain
+    if chain.root == chain.links[0]:
+        yield from known.roots.get(chain.root, ())
+    if chain.is_text and (short := known.roots.get(chain.seed)):
+        yield from short & {chain.links[0].hex(), *(end.hex() for end in sought.ends(0))}
     yield from known.told
 
 

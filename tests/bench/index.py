@@ -1,8 +1,9 @@
 """What the conversation index costs a call: the digest chain beside parsing alone, and finding one among 1,000.
 
 Each row is a body of 2 MB: parsed for its model alone (`bare`), parsed for its chain too, and the chain itself; the
-ratio is all that against the bare parse, best of each within one run. The last row finds the continuation of one
-conversation among 1,000 of 200 messages that begin alike, beside parsing its body.
+ratio is all that against the bare parse, best of each within one run. The last rows find the continuation of one
+conversation among 1,000, beside parsing its body: chats of 200 messages that begin alike, texts shorter than a block,
+texts that share their first block, and texts of which only a manifest tells.
 Run: `python -m tests.bench.index [--repeat 30] [--json]`.
 """
 
@@ -19,7 +20,8 @@ from dataclasses import dataclass
 import msgspec
 
 from swapper.gateway.parse import Ask, parse_body
-from swapper.snapshots.chain import Chain, chain_of
+from swapper.snapshots.chain import BLOCK_BYTES, Chain, chain_of
+from swapper.snapshots.conversation import Kept, Relation
 from swapper.snapshots.index import Index, Limits
 
 BODY_BYTES = 2_000_000
@@ -144,12 +146,46 @@ def finding(repeat: int) -> Json:
     }
 
 
+def short_text(number: int) -> str:
+    return f"{number}: what is it"
+
+
+def branching_text(number: int) -> str:
+    return "s" * BLOCK_BYTES + short_text(number)
+
+
+def finding_text(row: str, prompt: Callable[[int], str], repeat: int, *, told: bool = False) -> Json:
+    """One of many texts goes on by a page; `told`: they were saved by an earlier process."""
+    index = Index(Limits(CONVERSATIONS))
+
+    def of(text: str) -> Chain:
+        return chained(Case("find", TEXT, json.dumps({"model": "alpha", "prompt": text}).encode()))
+
+    chains = [of(prompt(number)) for number in range(CONVERSATIONS)]
+    if told:
+        links = [tuple(link.hex() for link in chain.links) for chain in chains]
+        index.kept("llama/alpha", [Kept(f"{n}.kv", one[-1], one, 100, n) for n, one in enumerate(links)])
+    else:
+        for number, chain in enumerate(chains):
+            index.answered("llama/alpha", chain, None, 0, 100, 1, None, number)
+    turn = of(prompt(CONVERSATIONS // 2) + " and on" * 300)
+    assert index.find("llama/alpha", turn).relation is Relation.EXTENDS
+    return {"row": row, "find_ms": round(best_ms(lambda: index.find("llama/alpha", turn), repeat), 3)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeat", type=int, default=30)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    many = f"find among {CONVERSATIONS:,}"
     rows = [*(row(case, args.repeat) for case in cases()), finding(args.repeat)]
+    rows += [
+        finding_text(f"{many} texts shorter than a block", short_text, args.repeat),
+        finding_text(f"{many} texts that share their first block", branching_text, args.repeat),
+        finding_text(f"{many} short texts that a manifest tells of", short_text, args.repeat, told=True),
+        finding_text(f"{many} texts that a manifest tells of", branching_text, args.repeat, told=True),
+    ]
     if args.json:
         machine = {"cpu": platform.processor() or platform.machine(), "python": platform.python_version()}
         print(json.dumps({"bench": "index", "machine": machine, "rows": rows}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swapper.snapshots import conversation
-from swapper.snapshots.chain import BLOCK_BYTES
+from swapper.snapshots.chain import BLOCK_BYTES, Chain
 from swapper.snapshots.conversation import Kept, Place, Relation, Request
 from swapper.snapshots.index import Index, Limits
 from tests.unit.index_doubles import CHAT, OTHER, TENANT, answer, body, chat, ids, text
@@ -262,6 +262,41 @@ def test_a_recalled_conversation_is_in_the_server_and_was_not_used() -> None:
     index.left(TENANT)
     index.recalled(TENANT, chat("abc").id, 0, 2_990, 1)
     assert [(talk.tokens, talk.used_ms) for talk in index.talks(TENANT)] == [(2_990, 5)]
+
+
+@pytest.mark.parametrize("begin", ["", "s" * BLOCK_BYTES])
+@pytest.mark.parametrize("told", [False, True])
+def test_among_many_texts_the_one_that_goes_on_is_found_and_a_block_is_hashed_byte_by_byte_once_at_most(
+    begin: str, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, chains = Index(), [text(f"{begin}{number}: what is it") for number in range(50)]
+    if told:
+        links = [tuple(link.hex() for link in chain.links) for chain in chains]
+        index.kept(TENANT, [Kept(f"{n}.kv", one[-1], one, 100, n) for n, one in enumerate(links)])
+    else:
+        for number, chain in enumerate(chains):
+            index.answered(TENANT, chain, None, 0, 100, 1, None, number)
+    asked: list[int] = []
+    ends = Chain.ends
+
+    def counted(chain: Chain, block: int) -> frozenset[bytes]:
+        asked.append(block)
+        return ends(chain, block)
+
+    monkeypatch.setattr(Chain, "ends", counted)
+    found = index.find(TENANT, text(f"{begin}7: what is it for"))
+    assert found.relation is Relation.EXTENDS
+    assert found.conversation is not None
+    assert found.conversation.id == chains[7].id
+    assert len(asked) == len(set(asked)) <= 2
+
+
+def test_a_text_without_its_bytes_is_still_found_by_its_whole_blocks_and_is_no_chat() -> None:
+    index, begin = Index(), "s" * BLOCK_BYTES
+    index.answered(TENANT, text(begin + "one"), None, 0, 100, 1, None, 0)
+    assert index.find(TENANT, text(begin + "one more")).relation is Relation.EXTENDS
+    assert index.find(TENANT, text(begin + "one more").without_text()).relation is Relation.BRANCHED
+    assert index.find(TENANT, text(begin + "one").without_text()).relation is Relation.SAME
 
 
 def test_who_is_unknown_is_nobody() -> None:
