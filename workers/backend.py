@@ -229,6 +229,10 @@ class Backend(Protocol):
         """
         ...
 
+    async def end_hung(self) -> str | None:
+        """End what is ours, lives, and by the looks so far has shown no sign of life for too long; a sentence if so."""
+        ...
+
     def fenced(self, fence: Callable[[], Awaitable[None]]) -> None:
         """From now on `fence` is awaited right before each request that changes anything (`claim.Fence`)."""
         ...

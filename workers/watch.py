@@ -6,6 +6,7 @@ it never loads or unloads a tenant.
 
 Data of `observed`: `tenants {id: state}`, with those that run and are not configured, `cards {name: reading, MiB}`, and
 `marks {card: [token, n]}`: this command and all before it had been carried out on the card before it was looked at.
+One that tells what was done to a server has `said`, a sentence, and `on`, its cards, instead.
 """
 
 from __future__ import annotations
@@ -161,6 +162,19 @@ class Watch:
                     await seen.changed.wait()
             seen.changed.clear()
             await self.look(server)
+            await supervised(f"look whether {server} hangs", self._end_hung(server))
+
+    async def _end_hung(self, server: str) -> None:
+        seen = self._servers[server]
+        try:
+            ended = await seen.backend.end_hung()
+        except BackendError as error:
+            log.warning("what hangs cannot be ended", server=server, error=str(error))
+            return
+        if ended is not None:
+            seen.changed.set()
+            log.warning("a server hung", server=server, what=ended)
+            await self._report({"said": ended, "on": sorted(seen.cards)})
 
     async def _listen(self, server: str) -> None:
         """Let every change the server tells of lead to a look."""

@@ -7,8 +7,9 @@ ids are arguments. Entry points: `start` a swap, `on_report` an executor's answe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 
 from swapper.core import intruder, periodic, plan, steps
 from swapper.core.answers import compensate, settle, take
@@ -139,9 +140,13 @@ def resume(world: World, spec: Spec, card: Card) -> Commit | None:
     return Commit(cards=(card,), commands=card.swap.pending)
 
 
-def on_time(world: World, spec: Spec, card: Card) -> Commit | None:
-    """Whatever is due on one card: holders that ended, leases past their limits, gateways gone, the drain limit."""
-    for due in (_overdue, _ended_holds, _lost_gateways, _drain_limit, periodic.give_way):
+def on_time(world: World, spec: Spec, card: Card, silent: Collection[str] = ()) -> Commit | None:
+    """Whatever is due on one card: holders that ended, leases past their limits, gateways gone, the drain limit.
+
+    `silent`: the tenants whose server was seen not to answer.
+    """
+    drain_limit = partial(_drain_limit, silent=silent)
+    for due in (_overdue, _ended_holds, _lost_gateways, drain_limit, periodic.give_way):
         commit = due(world, spec, card)
         if commit is not None:
             return commit
@@ -237,7 +242,7 @@ def _lost_gateways(world: World, spec: Spec, card: Card) -> Commit | None:
     return draft.commit()
 
 
-def _drain_limit(world: World, spec: Spec, card: Card) -> Commit | None:
+def _drain_limit(world: World, spec: Spec, card: Card, silent: Collection[str]) -> Commit | None:
     swap = card.swap
     if swap is None or swap.stage not in (Step.CLOSE, Step.DRAIN):
         return None
@@ -254,8 +259,18 @@ def _drain_limit(world: World, spec: Spec, card: Card) -> Commit | None:
         return draft.commit()
     if world.now_ms - swap.forced_ms < steps.CUT_LIMIT_MS:
         return None
-    compensate(draft, "the server is still busy with calls that did not come through swapper")
+    compensate(draft, _why_not_drained(swap, silent))
     return draft.commit()
+
+
+def _why_not_drained(swap: Swap, silent: Collection[str]) -> str:
+    mute = [tenant for tenant in swap.from_ if tenant in silent]
+    gateways = sorted({c.executor for c in swap.pending if c.executor.startswith("gateway:")})
+    if mute:
+        return f"the server of {', '.join(mute)} does not answer, so that nobody knows whether it is idle"
+    if gateways:
+        return f"{', '.join(gateways)} did not say that its calls have ended"
+    return "the server is still busy with calls that did not come through swapper"
 
 
 def on_hello(world: World, spec: Spec, host: str, mark: int) -> Commit | None:
@@ -304,7 +319,8 @@ def _lose(world: World, spec: Spec, card: Card, lost: tuple[str, ...]) -> Commit
     draft.card = replace(card, residents=left, return_to=plan.owed(spec, card))
     for tenant in lost:
         draft.order(Step.CLOSE, tenant, {"epoch": draft.gate(tenant, open_=False)})
-        draft.alert(f"{tenant} is gone from the card without our doing; it will be brought back", tenant=tenant)
+        text = f"{tenant} is gone from the card though no swap took it away; it will be brought back"
+        draft.alert(text, tenant=tenant)
     return draft.commit()
 
 

@@ -107,7 +107,8 @@ class _Fold:
     def due(self, name: str) -> Commit | None:
         """What the clock, or what agents saw, asks of a card."""
         card = card_of(self.world, name)
-        due = machine.on_time(self.world, self._spec, card)
+        silent = [tenant for tenant, state in self._seen.states.items() if state == "unreachable"]
+        due = machine.on_time(self.world, self._spec, card, silent)
         if due is not None or not self._fresh(card):
             return due
         tenants = _tenants_of(self._spec, name)

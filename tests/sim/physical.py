@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -190,6 +191,9 @@ def _ours(child: FakeChild, nth: int) -> bool:
     return only_trace(line)
 
 
+_TICKS = itertools.count()
+
+
 @dataclass(frozen=True, slots=True)
 class ChildProcess:
     """A fake child as `workers.llama.child.Child` would show its process."""
@@ -199,6 +203,10 @@ class ChildProcess:
     def alive(self) -> bool:
         """False once it ended."""
         return self.child.alive
+
+    def ticks(self) -> int:
+        """It is always at work: a model of this world ends, and does not hang."""
+        return next(_TICKS)
 
     def environ(self) -> tuple[str, ...]:
         """Nothing of note."""

@@ -218,6 +218,10 @@ class _Control:
             self._world.say(f"    router of {self._router.card} is started")
             self._router.start()
 
+    def pid(self) -> int | None:
+        """It is no process of this machine."""
+        return None
+
     def log_tail(self, n: int) -> list[str] | None:
         """Its log."""
         return list(self._router.log)[-n:]

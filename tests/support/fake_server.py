@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import shutil
 import threading
 from collections.abc import Callable, Coroutine, Generator, Mapping
@@ -215,9 +216,16 @@ class FakeProcess:
         """Wait for its end, in whatever loop."""
         await asyncio.wrap_future(self.server.submit(self.child.ended()))
 
+    def ticks(self) -> int:
+        """It is always at work: it ends, and does not hang."""
+        return next(_TICKS)
+
     def kill(self) -> None:
         """End it, if it did not."""
         self.server.soon(lambda: self.child.end(1))
+
+
+_TICKS = itertools.count()
 
 
 @contextlib.contextmanager

@@ -42,6 +42,7 @@ class Play:
         self.log: dict[str, Swap] = {}
         self.commits: list[Commit] = []
         self.ended: dict[str, Lease] = {}
+        self.silent: tuple[str, ...] = ()
         self._tokens = count(100)
         self._seq = count(1)
 
@@ -84,7 +85,7 @@ class Play:
         """What the coordinator does when woken: what is due, then the policy. True when something changed."""
         changed = False
         while commit := machine.overdue_in_queue(self.world, self.spec) or machine.on_time(
-            self.world, self.spec, self.card
+            self.world, self.spec, self.card, self.silent
         ):
             self.apply(commit)
             changed = True

@@ -168,6 +168,7 @@ class RecordingBackend:
         self.started = asyncio.Event()
         self.starts = 0
         self.hung = False
+        self.ended: str | None = None
         self.observing = asyncio.Event()
         self.wake = asyncio.Event()
         self.stale: Mapping[str, TenantState] = {}
@@ -225,6 +226,10 @@ class RecordingBackend:
         if room is None:
             return Restored(slot, 100, 2.5)
         return Restored(1, 100, 2.5, Displaced(room.name, 50, 1024, room.talks[0].id))
+
+    async def end_hung(self) -> str | None:
+        ended, self.ended = self.ended, None
+        return ended
 
     def fenced(self, fence: Callable[[], Awaitable[None]]) -> None:
         self.fence = fence

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -127,6 +128,9 @@ class Process:
 
     def alive(self) -> bool:
         return self.child.alive
+
+    def ticks(self) -> int:
+        return time.monotonic_ns()
 
     def environ(self) -> tuple[str, ...]:
         return ()

@@ -57,7 +57,8 @@ def test_calls_still_running_at_the_drain_limit_are_ended_and_recorded_as_forced
     assert play.lease("a").state is LeaseState.GRANTED
 
 
-def test_calls_that_are_not_ours_are_never_cut_the_swap_turns_back() -> None:
+def past_the_drain_limit(*, gateway_answers: bool, silent: tuple[str, ...] = ()) -> Play:
+    """Its calls were ended at the limit, and 30 s later the server is not known to be idle."""
     play = Play(spec(tenant("med")), MED)
     play.enqueue("a")
     play.decide()
@@ -65,12 +66,31 @@ def test_calls_that_are_not_ours_are_never_cut_the_swap_turns_back() -> None:
     play.pass_time(600_000)
     play.decide()
     play.answer(play.pending("cut"), ended=1, requeued=0)
+    if gateway_answers:
+        play.answer(play.pending("drain"))
+        assert play.pending("drain").executor == "agent:main"
     play.pass_time(30_000)
+    play.silent = silent
     play.decide()
     play.run()
     assert play.lease("a").state is LeaseState.FAILED
-    assert "did not come through swapper" in (play.lease("a").reason or "")
     assert play.card.residents == (MED,)
+    return play
+
+
+def test_calls_that_are_not_ours_are_never_cut_the_swap_turns_back() -> None:
+    play = past_the_drain_limit(gateway_answers=True)
+    assert play.lease("a").reason == "the server is still busy with calls that did not come through swapper"
+
+
+def test_of_a_server_that_does_not_answer_it_is_not_said_that_it_is_busy() -> None:
+    play = past_the_drain_limit(gateway_answers=True, silent=(MED,))
+    assert play.lease("a").reason == f"the server of {MED} does not answer, so that nobody knows whether it is idle"
+
+
+def test_of_a_gateway_that_did_not_say_that_its_calls_ended_the_server_is_not_blamed() -> None:
+    play = past_the_drain_limit(gateway_answers=False)
+    assert play.lease("a").reason == "gateway:g1 did not say that its calls have ended"
 
 
 def test_with_reopen_the_drain_limit_turns_the_swap_back() -> None:

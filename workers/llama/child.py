@@ -35,6 +35,24 @@ class Child:
         """False once it is gone or a zombie (which holds no memory)."""
         return _start_time(self.pid) == self.started
 
+    def ticks(self) -> int:
+        """The CPU time it has used, in clock ticks; -1 once it is gone."""
+        fields = _stat(self.pid)
+        return -1 if fields is None else int(fields[11]) + int(fields[12])
+
+    def below(self, pid: int) -> bool:
+        """Whether it was started by the process `pid`, or by one that was. Blocking."""
+        seen, parent = {self.pid}, self.pid
+        while parent > 1:
+            fields = _stat(parent)
+            parent = 0 if fields is None else int(fields[1])
+            if parent == pid:
+                return True
+            if parent in seen:
+                return False
+            seen.add(parent)
+        return False
+
     def environ(self) -> tuple[str, ...]:
         """Its `LLAMA_ARG_*` settings, as `NAME=value`; empty where they may not be read."""
         try:
@@ -92,9 +110,14 @@ def _follows(words: list[bytes], name: bytes, value: bytes) -> bool:
 
 
 def _start_time(pid: int) -> int | None:
+    fields = _stat(pid)
+    return None if fields is None or fields[0] in {"Z", "X"} else int(fields[19])
+
+
+def _stat(pid: int) -> list[str] | None:
+    """proc_pid_stat(5) from field 3 on (the name before it may contain anything); None without such a process."""
     try:
         text = (_PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:
         return None
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] in {"Z", "X"} else int(fields[19])
+    return text.rpartition(")")[2].split()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from itertools import pairwise
 from types import TracebackType
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import aiohttp
 import msgspec
@@ -142,7 +142,7 @@ class RouterHttp:
         self._session: aiohttp.ClientSession | None = None
         self._reading: aiohttp.ClientSession | None = None
 
-    async def __aenter__(self) -> RouterHttp:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
@@ -290,6 +290,16 @@ class ServerHttp(RouterHttp):
     def harmless(self) -> Mapping[str, str]:
         """It loads nothing by itself."""
         return {}
+
+    async def silent(self, limit_s: float) -> bool:
+        """Whether somebody at its address takes connections and says nothing for so long, asked once."""
+        try:
+            await self._ask("GET", "/health", {}, None, limit_s)
+        except BackendDown as down:
+            return isinstance(down.__cause__, TimeoutError)
+        except BackendRefused:
+            return False
+        return False
 
     async def answers(self) -> bool:
         """Whether anybody is at its address, asked once."""

@@ -38,6 +38,10 @@ class Control(Protocol):
         """Adopt or start the process."""
         ...
 
+    def pid(self) -> int | None:
+        """Its process while it lives; None also where it is not ours."""
+        ...
+
     def log_tail(self, n: int) -> list[str] | None:
         """The last `n` lines of its log; None where the log is not ours."""
         ...

@@ -21,6 +21,7 @@ from workers.llama.child import find_child, gone
 from workers.llama.conversations import Conversations, Keeping
 from workers.llama.events import RouterEvents
 from workers.llama.http import Model, RouterHttp
+from workers.llama.hung import HUNG_S, ROUTER_HUNG_S, Silence, Vitals
 from workers.llama.known import Known, state_of
 from workers.llama.lifecycle import ORPHAN_S, Control, Lifecycle, Limits
 from workers.llama.roster import Roster
@@ -28,6 +29,7 @@ from workers.llama.shelf import FolderShelf
 from workers.llama.slots import Keep
 
 _START_POLL_S = 0.05
+_STANDING = frozenset({TenantState.LOADED, TenantState.SLEEPING})
 
 
 class LlamaRouter:
@@ -66,6 +68,7 @@ class LlamaRouter:
         self._talks = Conversations(
             self._http, self._known, lambda model: find_child(model.id, model.run), how, self._limits
         )
+        self._front, self._vitals = Silence(), Vitals()
         self._released: set[str] = set()
         self._cut_at = float("-inf")
 
@@ -91,17 +94,44 @@ class LlamaRouter:
 
     async def observe(self) -> Mapping[str, TenantState]:
         """State of everybody by GET /models alone (`/slots` and `/metrics` would wake a sleeping model)."""
+        self._front.looked()
         try:
             models = await self._http.models()
         except BackendGone:
+            self._front.heard()
             return self._roster.unseen(self._left_behind)
         except BackendError:
             return self._roster.unseen(lambda _: TenantState.UNREACHABLE)
+        self._front.heard()
         self._known.compare(models)
-        for model in models.values():  # so that it is missed when its router dies
-            if state_of(model) in (TenantState.LOADED, TenantState.SLEEPING):
-                await self._talks.run(model)
+        loaded = [model for model in models.values() if state_of(model) in _STANDING and model.id == model.name]
+        self._vitals.forget(but={model.id for model in loaded})
+        await asyncio.gather(*map(self._look_at, loaded))
         return self._roster.seen(models, self._state)
+
+    async def _look_at(self, model: Model) -> None:
+        """At its process, which is missed as well when its router dies."""
+        run = await self._talks.run(model)
+        if run.child is not None:
+            await self._vitals.look(model.id, run.child, f"http://127.0.0.1:{model.run}")
+
+    async def end_hung(self) -> str | None:
+        """A router that hangs is started anew, a model's process is ended, which its router then tells."""
+        pid = self._control.pid() if self._control is not None else None
+        if self._control is None or pid is None:
+            return None
+        if self._front.lasts(ROUTER_HUNG_S):
+            await self._http.fence()
+            await self._control.restart()
+            self._front.heard()
+            who = f"the router at {self._http.url} (process {pid})"
+            return f"{who} lived and did not answer for {ROUTER_HUNG_S:g} s: started anew"
+        ours = [(name, child) for name, child in self._vitals.hung().items() if child.below(pid)]
+        for _, child in ours:
+            await self._http.fence()
+            child.kill()
+        named = ", ".join(f"{name} (process {child.pid})" for name, child in ours)
+        return f"{named} lived and answered nothing for {HUNG_S:g} s: ended, to be loaded anew" if ours else None
 
     def _left_behind(self, name: str) -> TenantState:
         """Without its router a model's process ends within about 1.5 s; until then it may hold VRAM."""
@@ -207,6 +237,8 @@ class LlamaRouter:
         A router that is there again at once knows nothing of the processes that the one before it left behind.
         """
         state = state_of(model)
+        if model is not None and self._vitals.silent(model.id):
+            return TenantState.UNREACHABLE
         if model is not None and not state.holds_vram and self._left_behind(model.name) is TenantState.UNREACHABLE:
             return TenantState.UNREACHABLE
         ours = model is not None and state is TenantState.FAILED and model.name in self._released

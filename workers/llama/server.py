@@ -20,6 +20,7 @@ from workers.llama.answer import answer_over, smallest_answer
 from workers.llama.child import Child, gone
 from workers.llama.conversations import Conversations, Keeping
 from workers.llama.http import Model, ServerHttp
+from workers.llama.hung import HUNG_S, Vitals
 from workers.llama.known import state_of
 from workers.llama.lifecycle import Limits
 from workers.llama.shelf import FolderShelf
@@ -30,6 +31,7 @@ from workers.llama.why import reasons
 _POLL_S = 0.02
 _LOG_BYTES = 256 << 10
 _STOP_MS = 10_000
+_HUNG_STOP_MS = 2_000
 _EXIT_WRITTEN_S = 1.0
 
 
@@ -66,6 +68,7 @@ class LlamaServer:
         self._standing = Standing(self._http, tenant, control.pid, command)
         how = Keeping(state_dir, slot_dir, strategy, keep or Keep(), dict(path_map or {}), now_ms, folder)
         self._talks = Conversations(self._http, self._standing, self._standing.serving, how, self._limits)
+        self._vitals = Vitals()
         self._moved = asyncio.Event()
         self._stopped = False
 
@@ -105,6 +108,11 @@ class LlamaServer:
 
     async def observe(self) -> Mapping[str, TenantState]:
         """Its state by its process and GET /props (`/slots` and `/metrics` would wake a sleeping model)."""
+        server = await asyncio.to_thread(self._standing.server)
+        if server is not None:
+            await self._vitals.look(self._tenant, server, self._http.url)
+        if self._vitals.silent(self._tenant):
+            return {self._tenant: TenantState.UNREACHABLE}
         try:
             model = await self._standing.look(self._tenant)
         except BackendError:
@@ -115,6 +123,17 @@ class LlamaServer:
         if state is TenantState.UNLOADED:
             return {self._tenant: self._ended()}
         return {self._tenant: state}
+
+    async def end_hung(self) -> str | None:
+        """A server that hangs is ended, if it is ours; it is then loaded anew like one that crashed."""
+        hung = self._vitals.hung().get(self._tenant)
+        if hung is None or not self._ours:
+            return None
+        await self._http.fence()
+        await self._control.stop(_HUNG_STOP_MS)
+        self._vitals.forget(but=set())
+        who = f"{self._tenant} (process {hung.pid})"
+        return f"{who} lived and answered nothing for {HUNG_S:g} s: ended, to be started anew"
 
     def _ended(self) -> TenantState:
         """Nobody answers and no process of ours lives."""

@@ -73,11 +73,15 @@ class Standing:
         del name
         self._seen = None
 
+    def server(self) -> Child | None:
+        """The process that really serves. Blocking."""
+        process = self.process()
+        return _serving(process) if process is not None else None
+
     def serving(self, model: Model) -> Child | None:
         """The process that really serves, whose environment counts. Blocking."""
         del model
-        process = self.process()
-        return _serving(process) if process is not None else None
+        return self.server()
 
 
 def _words(process: Child) -> tuple[str, ...]:
