@@ -64,10 +64,11 @@ def card_of(world: World, name: str) -> Card:
 
 
 def busy(world: World, spec: Spec, name: str) -> bool:
-    """Whether anything holds, moves, or calls for the card's tenants."""
+    """Whether anything holds, moves, or calls for the card's tenants; a save by the clock is none of it."""
     card = card_of(world, name)
+    moving = card.swap is not None and not periodic.runs(card.swap)
     asked = any(d.running or d.waiting for d in world.demand if d.tenant in _tenants_of(spec, name))
-    return asked or bool(card.holds) or card.swap is not None
+    return asked or bool(card.holds) or moving
 
 
 def _tenants_of(spec: Spec, card: str) -> set[str]:

@@ -46,13 +46,17 @@ class ModelPlan:
 
 @dataclass(frozen=True, slots=True)
 class CardPlan:
-    """One card and the models of the router beside it; `strategy` is how their conversations are kept."""
+    """One card and the models of the router beside it; `strategy` is how their conversations are kept.
+
+    `every_ms`: so often their idle slots are saved, None: never.
+    """
 
     name: str
     total_mib: int
     reserve_mib: int
     models: tuple[ModelPlan, ...]
     strategy: str = "auto"
+    every_ms: int | None = None
 
     @property
     def capacity(self) -> int:
@@ -162,7 +166,8 @@ def _kept(seed: int, card: CardPlan) -> CardPlan:
         replace(model, attention=rng.choice(kinds), cached=rng.choice((0, 4)), unified=rng.random() < 0.25)
         for model in card.models
     )
-    return replace(card, models=models, strategy=rng.choice(("auto", "auto", "rewind", "replay")))
+    strategy = rng.choice(("auto", "auto", "rewind", "replay"))
+    return replace(card, models=models, strategy=strategy, every_ms=rng.choice((None, 500, 3_000)))
 
 
 def _owner(rng: random.Random, name: str, cards: tuple[CardPlan, ...], *, measured: bool) -> OwnerPlan:

@@ -171,6 +171,7 @@ def spec_of(plan: Plan) -> Spec:
                 model.need_mib,
                 default=model.default,
                 save_required=model.required,
+                every_ms=card.every_ms,
             )
     policy = PolicySpec(
         dict.fromkeys(WorkClass, DRAIN_MS),

@@ -284,6 +284,14 @@ def test_a_conversation_asked_for_meanwhile_may_be_asked_for_again() -> None:
     assert commit.commands[-1].args["again"] is True
 
 
+def test_a_card_that_only_saves_by_the_clock_is_idle_so_that_displaced_defaults_come_back() -> None:
+    play = Clocked()
+    play.start()
+    assert not turn.busy(play.world, play.spec, "gpu0")
+    play.demand((SMALL, 1, 0))
+    assert turn.busy(play.world, play.spec, "gpu0")
+
+
 def test_what_is_due_moves_along_with_the_stores_clock() -> None:
     play = Clocked()
     play.start()
