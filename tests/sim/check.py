@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from swapper.core.conversations import Conversation, ProofResult
-from swapper.core.types import ACTIVE, Card, Lease, LeaseState, Report, StepOutcome, Swap
+from swapper.core.types import ACTIVE, Card, Lease, LeaseState, Report, Step, StepOutcome, Swap
 from swapper.store import codec
 from swapper.store.memory_library import Library
 from swapper.store.memory_streams import NOTHING, Id, written
 from swapper.store.protocol import StoredEvent
 from tests.sim.plan import CardPlan
+from tests.sim.whose import Heads
 
 Pair = tuple[int, int]
 LATENCY_MS = 500
@@ -59,16 +60,18 @@ class Seen:
 
     `tainted`: leases whose state a rollback took back; `lost`: those it took away. `dutiful`: their owner does all
     that is asked of it just now. `begun`: per lane the newest command carried out. `reused`: what answers took from a
-    slot, (model, slot) -> cached tokens since the last restore. `highest`: the highest token granted on a card, and the
-    lease it went to. `granted`, `ended`, `drains`: when a lease was granted or ended, a swap began or ended calls, by a
-    clock that nobody steps.
+    slot, (model, slot) -> (cached tokens, whose answer it was) since the last restore. `highest`: the highest token
+    granted on a card, and the lease it went to. `granted`, `ended`, `drains`: when a lease was granted or ended, a swap
+    began or ended calls, by a clock that nobody steps.
     """
 
     tainted: set[str] = field(default_factory=set[str])
     lost: set[str] = field(default_factory=set[str])
     dutiful: set[str] = field(default_factory=set[str])
     begun: dict[tuple[str, str | None], Pair] = field(default_factory=dict[tuple[str, str | None], Pair])
-    reused: dict[tuple[str, int], list[int]] = field(default_factory=dict[tuple[str, int], list[int]])
+    reused: dict[tuple[str, int], list[tuple[int, str]]] = field(
+        default_factory=dict[tuple[str, int], list[tuple[int, str]]]
+    )
     highest: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
     granted: dict[str, int] = field(default_factory=dict[str, int])
     ended: dict[str, int] = field(default_factory=dict[str, int])
@@ -94,6 +97,7 @@ class Check:
         self.seen = Seen()
         self.broken: str | None = None
         self.breaking = asyncio.Event()
+        self.heads = Heads()
         self.events = 0
         self._plans = {plan.name: plan for plan in plans}
         self._held = held
@@ -253,9 +257,10 @@ class Check:
         self._say(f"  {talk.snapshot or talk.tenant} {codec.conversation_state(talk)}{why}")
         if talk.result is ProofResult.WARM:
             model = talk.tenant.partition("/")[2]
-            seen = [cached for (name, _), all_ in self.seen.reused.items() if name == model for cached in all_]
+            seen = [answer for (name, _), all_ in self.seen.reused.items() if name == model for answer in all_]
             cached = talk.cache_n or 0
-            if cached not in seen or (cached <= CHANCE_TOKENS and 2 * cached < talk.tokens):
+            its_own = any(n == cached and not self.heads.strangers(talk.head, who) for n, who in seen)
+            if not its_own or (cached <= CHANCE_TOKENS and 2 * cached < talk.tokens):
                 self.fail(f"{talk.snapshot} is said to be warm by {cached} of {talk.tokens}; seen were {seen} (T1)")
 
     # The cards.
@@ -314,15 +319,28 @@ class Check:
             self.fail(f"{verb} {tenant or card} {pair} carried out after {newest} (S2)")
         self.seen.begun[card, tenant] = max(pair, newest)
 
-    def unloading(self, card: str, tenant: str, in_flight: Mapping[str, int], used: Mapping[int, int]) -> None:
-        """The router is told to unload a tenant: what is in flight at live gateways, what its slots hold (tokens)."""
+    def unloading(
+        self,
+        card: str,
+        tenant: str,
+        in_flight: Mapping[str, int],
+        used: Mapping[int, int],
+        read: Callable[[str], str | None],
+    ) -> None:
+        """The router is told to unload a tenant.
+
+        `in_flight`: calls at live gateways, `used`: slot -> tokens, `read`: whose talk is in a snapshot, None: no file.
+        """
         swap = self.fold.cards[card].swap if card in self.fold.cards else None
         busy = {name: count for name, count in in_flight.items() if count}
         if busy and (swap is None or swap.forced_ms is None):
             self.fail(f"{tenant} is unloaded with calls in flight at {busy} (S4)")
         if swap is None or tenant not in swap.from_ or busy:
             return
-        told = [talk.slot for talk in swap.conversations if talk.tenant == tenant and (talk.saved or talk.reason)]
+        lines = [talk for talk in swap.conversations if talk.tenant == tenant]
+        if swap.stage is Step.RELEASE and (wrong := self.heads.wrongly_saved(lines, read)) is not None:
+            self.fail(f"{tenant} is unloaded, and {wrong} (N3)")
+        told = [talk.slot for talk in lines if talk.saved or talk.reason]
         untold = [slot for slot in used if slot not in told]
         if untold and len(told) < len(used):  # a recall may have brought a conversation into another slot
             self.fail(f"{tenant} is unloaded with slots {untold} neither saved nor stated (N3)")
@@ -331,6 +349,6 @@ class Check:
         """A slot has a conversation again: what was reused before proves nothing any more."""
         self.seen.reused[model, slot] = []
 
-    def answered(self, model: str, slot: int, cached: int) -> None:
-        """An answer took so many tokens from the slot."""
-        self.seen.reused.setdefault((model, slot), []).append(cached)
+    def answered(self, model: str, slot: int, cached: int, talk: str) -> None:
+        """An answer to that talk took so many tokens from the slot."""
+        self.seen.reused.setdefault((model, slot), []).append((cached, talk))

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 import workers.verbs
-from swapper.core import clock, machine
-from swapper.core.conversations import ProofResult
+from swapper.core import clock, keeping, machine
+from swapper.core.conversations import Conversation, ProofResult
+from swapper.core.draft import Draft
 from swapper.gateway import proof
 from swapper.store.memory_library import Library
 from workers import marks
@@ -89,6 +90,32 @@ def _clock(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(clock, "step_between", none)
 
 
+def _recall(patch: pytest.MonkeyPatch) -> None:
+    """What is to be recalled before it is saved is said to be saved, and is not."""
+
+    def believed(draft: Draft, tenant: str) -> bool:
+        for talk in draft.swap.conversations:
+            if talk.tenant == tenant and talk.recall and not talk.saved:
+                keeping.mark(draft, talk.snapshot, recall=False, saved=True)
+        return False
+
+    patch.setattr(keeping, "recall", believed)
+
+
+def _label(patch: pytest.MonkeyPatch) -> None:
+    """Each conversation is saved under the name of the one before."""
+    whole, last = keeping.save_args, list[Any]()
+
+    def args(talk: Conversation) -> Any:  # noqa: ANN401
+        told = whole(talk)
+        if not talk.head:
+            return told
+        named, last[:] = dict(told, conversation=last[0]) if last else told, [told["conversation"]]
+        return named
+
+    patch.setattr(keeping, "save_args", args)
+
+
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "fence": _fence,
     "proof": _proof,
@@ -97,6 +124,8 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "resume": _resume,
     "grace": _grace,
     "clock": _clock,
+    "recall": _recall,
+    "label": _label,
 }
 
 

@@ -17,6 +17,7 @@ from swapper.store.protocol import Ended, Enqueued, Idempotency, KeyReused, NotF
 from tests.sim.front import ask, request_of
 from tests.sim.plan import CallPlan, OwnerPlan, Way
 from tests.sim.serve import Serving
+from tests.sim.whose import opening
 from tests.sim.world import EPOCH_MS, World
 
 T = TypeVar("T")
@@ -168,8 +169,9 @@ class People:
             self.world.say(f"call {plan.model}: nobody listens")
             return 0
         front = fronts[plan.talk % len(fronts)]
-        said = f"this is talk {plan.talk} with {plan.model}: " * 20 + "and on " * int(self.world.now / 4)
+        said = opening(plan.talk, plan.model) * 20 + "and on " * int(self.world.now / 4)
         path, body = request_of(plan, said, plan.model)
+        self.world.check.heads.asked(path, body, plan.talk, plan.model)
         self.world.say(f"call {plan.model} at {front.process.name}{' stream' if plan.stream else ''} {plan.tokens}")
         result = await ask(front, path, body, plan.hang_up_s)
         told = _error(result.body) if result.status != 200 else ""

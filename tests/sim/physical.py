@@ -18,11 +18,12 @@ from swapper.core.commit import Commit, Committed, Conflict
 from swapper.core.types import Command, Report
 from swapper.store.memory import MemoryStore
 from swapper.store.memory_library import Library
+from tests.sim.whose import whose
 from tests.support.fake_asked import Asked
 from tests.support.fake_child import FakeChild, Pace
 from tests.support.fake_faults import FakeVram, Fault, Faults, Kind, Verb
 from tests.support.fake_router import FakeRouter
-from tests.support.fake_slots import FakeModel
+from tests.support.fake_slots import Aborted, FakeModel, Unfit, decode
 from tests.support.fake_wire import Answer
 from workers.llama.answer import only_trace
 from workers.llama.http import Slot as Line
@@ -148,9 +149,21 @@ class WatchedRouter(FakeRouter):
                 for slot in child.slots
                 if slot.tokens and not slot.restored and not _ours(child, slot.id)
             }
-            self._checked.unloading(self.card, tenant, self._in_flight(tenant), used)
+            model = child.model
+            self._checked.unloading(self.card, tenant, self._in_flight(tenant), used, lambda f: self._talk_in(model, f))
         self._tell(f"    router of {self.card} unloads {name}")
         return super()._unload(name)
+
+    def _talk_in(self, model: FakeModel, name: str) -> str | None:
+        """Whose conversation a snapshot is; None where there is no such file, empty where it is nobody's or damaged."""
+        folder = self._house.slot_dir
+        if folder is None or not (folder / name).is_file():
+            return None
+        try:
+            tokens, _ = decode(model, folder / name)
+        except (Unfit, Aborted):
+            return ""
+        return whose(tokens)
 
     async def _load(self, name: str | None) -> Answer:
         self._tell(f"    router of {self.card} loads {name}")

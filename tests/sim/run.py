@@ -31,6 +31,7 @@ from tests.sim.plan import draw
 from tests.sim.process import HOME, Endless, SimLoop
 from tests.sim.serve import AGAIN_S, Serving
 from tests.sim.trouble import Troubles
+from tests.sim.whose import whose
 from tests.sim.world import World
 from tests.support import fake_calls, fake_child
 from tests.support.fake_session import FakeSession
@@ -183,7 +184,7 @@ def _watched(world: World) -> Generator[None]:
 
     async def run(self: Any, tell: Callable[[str], None] = lambda _: None) -> None:  # noqa: ANN401
         await answered(self, tell)
-        world.check.answered(self.child.model.name, self.slot, self.cached)
+        world.check.answered(self.child.model.name, self.slot, self.cached, whose(self.prompt))
 
     answered: Any = fake_calls._Call.run  # pyright: ignore[reportPrivateUsage]
     config = structlog.get_config()

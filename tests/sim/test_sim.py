@@ -32,6 +32,8 @@ def test_the_same_seed_gives_the_same_history(seed: int) -> None:
         ("resume", (20, 34, 42, 77), ""),
         ("grace", (98, 185, 230), "did all that is asked of it"),
         ("clock", (4, 22, 28), "did all that is asked of it"),
+        ("recall", (2, 5, 6), "there is no such file (N3)"),
+        ("label", (2, 15, 46, 74), "and in it is"),
     ],
 )
 def test_each_mechanism_taken_away_is_missed(mutant: str, seeds: tuple[int, ...], word: str) -> None:
