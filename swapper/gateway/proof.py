@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import cast
 
 import aiohttp
@@ -30,6 +31,8 @@ LOOK_S = 5.0
 HEAD_BYTES = 1 << 14
 LAST_EVENTS = 6
 """How many events from the end are parsed to find the numbers."""
+LAST_LINES = 1_000
+"""How many lines from the end are looked at for them."""
 
 
 class _Timings(msgspec.Struct):
@@ -171,12 +174,29 @@ def _of_usage(usage: _Usage, generated: int | None, slot: int | None) -> Reuse |
     )
 
 
-def _last_events(text: bytes) -> Iterable[bytes]:
-    """The data of the last events, newest first."""
-    events = [event for event in text.replace(b"\r\n", b"\n").split(b"\n\n") if event.strip()]
-    for event in reversed(events[-LAST_EVENTS:]):
-        lines = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
-        yield b"\n".join(lines)
+def _last_events(text: bytes) -> Iterator[bytes]:
+    """The data of the last events, newest first; only they are looked at, however long the text is."""
+    data: list[bytes] = []
+    events = 0
+    for line in islice(_lines_from_the_end(text), LAST_LINES):
+        if line.startswith(b"data:"):
+            data.append(line[5:].strip())
+        elif not line and data:
+            yield b"\n".join(reversed(data))
+            data.clear()
+            events += 1
+        if events == LAST_EVENTS:
+            return
+    if data:
+        yield b"\n".join(reversed(data))
+
+
+def _lines_from_the_end(text: bytes) -> Iterator[bytes]:
+    end = len(text)
+    while end >= 0:
+        start = text.rfind(b"\n", 0, end) + 1
+        yield text[start:end].removesuffix(b"\r")
+        end = start - 1
 
 
 def _reuse(text: bytes) -> Reuse | None:
@@ -262,6 +282,8 @@ def finding(ledger: Ledger, match: Match | None, reuse: Reuse, slot: int | None)
         "cache_n": reuse.cache_n,
         "prompt_n": reuse.prompt_n,
         "reason": reason,
+        "tokens": one.tokens,
+        "made_room": True,
         "continued": match is not None and match.whole and slot == one.slot,
     }
 

@@ -8,7 +8,7 @@ import pytest
 
 from swapper.core.conversations import ProofResult
 from swapper.core.proof import judge
-from swapper.gateway.proof import TAIL_BYTES, Reuse, SlotLine, Tail, pick_slot
+from swapper.gateway.proof import LAST_EVENTS, LAST_LINES, TAIL_BYTES, Reuse, SlotLine, Tail, pick_slot
 from tests.unit.gateway_doubles import event
 
 LAST: dict[str, object] = {
@@ -38,6 +38,20 @@ def test_events_with_crlf_are_read_too() -> None:
     tail = Tail(sse=True)
     tail.feed(b"data: " + json.dumps(LAST).encode() + b"\r\n\r\ndata: [DONE]\r\n\r\n")
     assert tail.reuse() == Reuse(3010, 66, None, 3010 + 66 + 8 - 1)
+
+
+@pytest.mark.parametrize("end", [": still here\n\n", "\n", "event: done\ndata: [DONE]\n\n", "data: [DONE]"])
+def test_the_numbers_are_found_whatever_else_ends_the_stream(end: str) -> None:
+    tail = Tail(sse=True)
+    tail.feed(b"data: " + json.dumps(LAST, indent=0).replace("\n", "\ndata: ").encode() + b"\n\n" + end.encode())
+    assert tail.reuse() == Reuse(3010, 66, None, 3010 + 66 + 8 - 1)
+
+
+@pytest.mark.parametrize("after", [event('{"choices":[]}') * LAST_EVENTS, b"\n" * LAST_LINES])
+def test_numbers_that_do_not_stand_at_the_end_are_not_looked_for(after: bytes) -> None:
+    tail = Tail(sse=True)
+    tail.feed(event(json.dumps(LAST)) + after)
+    assert tail.reuse() is None
 
 
 def test_a_plain_completion_names_its_slot() -> None:
