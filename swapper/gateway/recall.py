@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +77,18 @@ class _Answer(msgspec.Struct):
     verbose: _Verbose | None = msgspec.field(name="__verbose", default=None)
 
 
+class _Error(msgspec.Struct, rename={"kind": "type"}):
+    kind: str | int | None = None
+    code: str | int | None = None
+
+
+class _Refusal(msgspec.Struct):
+    error: _Error
+
+
 _answer = msgspec.json.Decoder(_Answer)
+_refusal = msgspec.json.Decoder(_Refusal)
+_KIND = re.compile(r"\w{1,60}", re.ASCII)
 
 
 def recall_body(request: Request, model: str) -> bytes:
@@ -112,7 +124,7 @@ async def recall(
     except (aiohttp.ClientError, OSError) as error:
         raise RecallFailed(f"the server broke off over it: {error or type(error).__name__}") from error
     if status != 200:
-        raise RecallFailed(f"the server refused it: HTTP {status}: {text[:300].decode(errors='replace')}")
+        raise RecallFailed(f"the server refused it: HTTP {status}{_kind(text)}")
     return await _read(text, target, session, before)
 
 
@@ -125,6 +137,16 @@ async def _post(session: aiohttp.ClientSession, url: URL, body: bytes, headers: 
         if not upstream.content.at_eof():
             upstream.close()
         upstream.release()
+
+
+def _kind(text: bytes) -> str:
+    """What kind of error the server names, in brackets. Its message is left out: it may quote the conversation."""
+    try:
+        error = _refusal.decode(text).error
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
+    kinds = [str(kind) for kind in (error.kind, error.code) if kind is not None and _KIND.fullmatch(str(kind))]
+    return f" ({', '.join(kinds)})" if kinds else ""
 
 
 async def _read(text: bytes, target: Target, session: aiohttp.ClientSession, before: dict[int, int | None]) -> Recalled:

@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
+
 from swapper.core.keeping import RECALL
 from swapper.core.types import Command, Report
 from swapper.snapshots.conversation import Place
@@ -76,6 +78,24 @@ async def test_a_recall_that_the_server_does_not_answer_in_time_is_given_up_and_
         assert report.outcome == "failed"
         assert "not in the server's cache any more" in str(report.detail)
         assert gateway.member.talks.index.talks(ALPHA) == ()
+
+
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        ({"type": "invalid_request_error", "code": 400, "message": "my secret"}, " (invalid_request_error, 400)"),
+        ({"type": "he said: my secret", "message": "my secret"}, ""),
+        ("my secret", ""),
+    ],
+)
+async def test_of_a_refusal_only_its_kind_is_told_since_its_message_may_quote_the_conversation(
+    error: object, named: str
+) -> None:
+    async with serve() as gateway:
+        name = await talked(gateway)
+        gateway.upstream.scripts = [answer({"error": error}, status=400)]
+        report = await say(gateway, RECALL, 1, conversation=name, limit_ms=5_000)
+        assert report.detail == f"the server refused it: HTTP 400{named}"
 
 
 async def test_under_strict_privacy_no_text_is_kept() -> None:
