@@ -168,7 +168,10 @@ async def _load(backend: Backend, tenant: str, _command: Command) -> Outcome:
 async def _restore(backend: Backend, tenant: str, command: Command) -> Outcome:
     args = _args(command, _Restore)
     room = Room(args.displaced, args.talks, command.token) if args.displaced else None
-    restored = await backend.restore(tenant, args.snapshot, args.slot, room)
+    try:
+        restored = await backend.restore(tenant, args.snapshot, args.slot, room)
+    except BackendBusy as busy:
+        return Outcome(False, str(busy), data={"busy": True})
     displaced = asdict(restored.displaced) if restored.displaced is not None else None
     data = {"slot": restored.slot, "tokens": restored.tokens, "displaced": displaced}
     return Outcome(True, backend_ms=restored.backend_ms, data=data)

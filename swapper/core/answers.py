@@ -55,8 +55,23 @@ def settle(draft: Draft, stage: Step, *tenants: str | None) -> None:
             draft.finish(stage, tenant, StepOutcome.FORCED, "calls in flight were ended at the drain limit")
         else:
             draft.finish(stage, tenant)
-    if not draft.swap.pending:
+    while not draft.swap.pending and not _given_up(draft):
         advance(draft)
+        if not draft.running or draft.swap.stage is not Step.SAVE:
+            return
+
+
+def _given_up(draft: Draft) -> bool:
+    """Turn back where a conversation that is required could not be saved: nothing was unloaded yet."""
+    if draft.swap.stage is not Step.SAVE:
+        return False
+    for talk in draft.swap.conversations:
+        configured = draft.spec.tenants.get(talk.tenant)
+        lost = talk.result is ProofResult.COLD and talk.head and talk.reason != saving.COLD_BEFORE
+        if lost and configured is not None and configured.save_required:
+            compensate(draft, f"a conversation of {talk.tenant} could not be saved: {talk.reason}")
+            return True
+    return False
 
 
 def _again(draft: Draft, command: Command) -> bool:
@@ -106,11 +121,7 @@ def _drained(draft: Draft, command: Command, report: Report) -> None:
 
 def _recalled(draft: Draft, command: Command, report: Report) -> None:
     """A conversation stands in a slot again, or could not be brought there."""
-    assert command.tenant is not None
-    reason = keeping.recalled(draft, command, report)
-    configured = draft.spec.tenants.get(command.tenant)
-    if reason is not None and configured is not None and configured.save_required:
-        compensate(draft, f"a conversation of {command.tenant} could not be recalled: {reason}")
+    keeping.recalled(draft, command, report)
 
 
 def _lost(draft: Draft, tenant: str, why: str) -> None:
@@ -192,7 +203,6 @@ def _loaded(draft: Draft, command: Command, report: Report) -> None:
     room = plan.Room(_int(report.data, "n_slots"), shared if isinstance(shared, int) else None)
     back = comeback.of_tenant(draft, tenant, [comeback.candidate(s) for s in offered], room)
     draft.update(conversations=(*others, *back))
-    draft.card = replace(draft.card, saved=tuple(c for c in draft.card.saved if c.tenant != tenant))
     periodic.put_off(draft, tenant)
 
 
@@ -222,6 +232,8 @@ def _restored(draft: Draft, command: Command, report: Report) -> None:
         there = {k: _int(report.data, k) for k in ("slot", "tokens") if k in report.data}
         keeping.mark(draft, name, restored=True, result=ProofResult.UNPROVED, **there)
         _displaced(draft, command, report)
+    elif report.data.get("busy"):
+        keeping.mark(draft, name, kept=True, reason=comeback.ON_DISK)
     else:
         reason = report.detail or "the restore failed"
         keeping.mark(draft, name, result=ProofResult.COLD, reason=reason)

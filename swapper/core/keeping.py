@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
-from swapper.core.conversations import Conversation, Keeping, ProofResult
+from swapper.core.conversations import Conversation, Keeping, ProofResult, Strategy
 from swapper.core.draft import Draft
 from swapper.core.types import Card, Command, Report, Step, WorkClass
 
@@ -24,6 +24,8 @@ RECALL = "recall"
 RECALL_MS = 15_000
 """One recall may take so long: from the RAM cache it takes milliseconds, so that one which takes longer is being read
 anew."""
+EVICTED = 2
+"""After so many that were not in the server's cache any more none is looked for that was used before them."""
 REPLAYED = "replay:"
 """What stands before a conversation's id where a snapshot's name would stand, and there is none."""
 
@@ -61,12 +63,14 @@ def talks(tenant: str, report: Report) -> tuple[Conversation, ...]:
 def _talk(tenant: str, gateway: str, said: Mapping[str, object]) -> Conversation:
     slot = said.get("slot")
     snapshot = said.get("snapshot")
+    strategy = Strategy.REPLAY if said.get("unread") else Strategy.SLOTS
     return Conversation(
         tenant,
         slot if isinstance(slot, int) else -1,
         "",
         _int(said, "tokens"),
         0,
+        strategy,
         head=str(said.get("id", "")),
         links=_texts(said.get("links", ())),
         used_ms=_int(said, "used_ms"),
@@ -78,7 +82,7 @@ def _talk(tenant: str, gateway: str, said: Mapping[str, object]) -> Conversation
 
 
 def recall(draft: Draft, tenant: str) -> bool:
-    """Command the next recall of a tenant that has none; False when nothing is left to recall."""
+    """Command what follows for a tenant that has nothing pending; False when nothing is left to recall."""
     while (talk := _next(draft, tenant)) is not None:
         why = _no_recall(draft, talk)
         if why is None and talk.gateway is not None:
@@ -87,7 +91,21 @@ def recall(draft: Draft, tenant: str) -> bool:
             draft.record(Step.SAVE, tenant)
             draft.command(talk.gateway, RECALL, tenant, args)
             return True
-        mark(draft, talk.snapshot, recall=False, result=ProofResult.COLD, reason=why)
+        if give_up(draft, talk, why or ""):
+            return True
+    return False
+
+
+def give_up(draft: Draft, talk: Conversation, why: str) -> bool:
+    """It is not recalled: saved as it lies where it is known to lie, which is True; else cold."""
+    if talk.slot >= 0:
+        as_it_is = replace(talk, recall=False, strategy=Strategy.SLOTS)
+        mark(draft, talk.snapshot, recall=False, strategy=Strategy.SLOTS)
+        draft.record(Step.SAVE, talk.tenant)
+        draft.command(draft.agent_of(talk.tenant), Step.SAVE, talk.tenant, save_args(as_it_is))
+        return True
+    mark(draft, talk.snapshot, recall=False, result=ProofResult.COLD, reason=why)
+    draft.alert(f"a conversation of {talk.tenant} could not be saved: {why}", tenant=talk.tenant)
     return False
 
 
@@ -100,29 +118,35 @@ def _no_recall(draft: Draft, talk: Conversation) -> str | None:
         return "the gateway that had its last request is gone"
     if draft.now >= _until(draft):
         return "there was no time left to recall it"
+    if draft.swap.retried.count(_evicted(talk.tenant)) >= EVICTED:
+        return "those used after it were not in the server's cache any more, so that it cannot be there either"
     return None
+
+
+def _evicted(tenant: str) -> str:
+    return f"{RECALL} {tenant} evicted"
 
 
 def _until(draft: Draft) -> int:
-    """When the time for saving is over: the drain limit of whoever waits for the card, from the swap's beginning."""
+    """When the time for saving is over: the drain limit of whoever waits for the card, from when saving began."""
     lease = draft.world.leases.get(draft.swap.lease or "")
     klass = lease.request.klass if lease is not None else WorkClass.INTERACTIVE
-    return draft.swap.started_ms + draft.spec.policy.drain_ms[klass]
+    return draft.swap.stage_ms + draft.spec.policy.drain_ms[klass]
 
 
-def recalled(draft: Draft, command: Command, report: Report) -> str | None:
-    """It stands in a slot: that one is saved. Else it is cold; returns why."""
+def recalled(draft: Draft, command: Command, report: Report) -> None:
+    """It stands in a slot: that one is saved. Else it is given up."""
     name, tenant = str(command.args["name"]), command.tenant
     assert tenant is not None
-    if report.outcome != "ok":
-        reason = report.detail or "it could not be recalled"
-        mark(draft, name, recall=False, result=ProofResult.COLD, reason=reason)
-        return reason
-    slot = _int(report.data, "slot")
-    mark(draft, name, recall=False, slot=slot, tokens=_int(report.data, "tokens"))
     (talk,) = (c for c in draft.swap.conversations if c.snapshot == name)
-    draft.command(draft.agent_of(tenant), Step.SAVE, tenant, save_args(talk))
-    return None
+    if report.outcome != "ok":
+        if report.data.get("evicted"):
+            draft.update(retried=(*draft.swap.retried, _evicted(tenant)))
+        give_up(draft, talk, report.detail or "it could not be recalled")
+        return
+    there = {"slot": _int(report.data, "slot"), "tokens": _int(report.data, "tokens")}
+    mark(draft, name, recall=False, **there)
+    draft.command(draft.agent_of(tenant), Step.SAVE, tenant, save_args(replace(talk, **there)))
 
 
 def save_args(talk: Conversation) -> Mapping[str, object]:

@@ -135,7 +135,7 @@ def _choose(draft: Draft, slots: _Slots) -> None:
     line = replace(chosen, snapshot=name, strategy=strategy, recall=rewound)
     draft.update(conversations=(line,))
     if rewound and line.gateway is not None:
-        args = {"conversation": line.head, "name": name, "limit_ms": REWIND_MS}
+        args = {"conversation": line.head, "name": name, "limit_ms": REWIND_MS, "beside": True}
         draft.command(line.gateway, keeping.RECALL, tenant, args)
     else:
         _save(draft, line)

@@ -23,6 +23,9 @@ def on_proof(card: Card, swap: Swap, report: Report) -> Commit | None:
     if result not in (ProofResult.WARM, ProofResult.COLD):
         return None
     card, swap, talk = _line(card, swap, report)
+    if talk is None and report.data.get("made_room"):
+        talk = _new_line(report)
+        swap = replace(swap, conversations=(*swap.conversations, talk))
     if talk is None or talk.result not in (None, ProofResult.UNPROVED) or not (talk.restored or _comes_later(talk)):
         return None
     cache_n, reason, slot = (report.data.get(name) for name in ("cache_n", "reason", "slot"))
@@ -59,6 +62,14 @@ def on_recalled(card: Card, swap: Swap, report: Report) -> Commit | None:
         result=ProofResult.UNPROVED,
     )
     return _told(card, swap, talk, again)
+
+
+def _new_line(report: Report) -> Conversation:
+    """Of one that was saved to make room for another while its model served, and came back since."""
+    snapshot, tokens = str(report.data.get("snapshot")), report.data.get("tokens")
+    return Conversation(
+        report.tenant or "", -1, snapshot, tokens if isinstance(tokens, int) else 0, 0, saved=True, kept=True
+    )
 
 
 def _comes_later(talk: Conversation) -> bool:

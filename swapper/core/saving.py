@@ -6,6 +6,7 @@ the number of tokens where that leaves no doubt. What cannot be kept is said her
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -18,6 +19,9 @@ Slots = Sequence[Mapping[str, int]]
 """What the server's slots hold: {slot, tokens}; 0 tokens where the server does not say, right after a restore."""
 _NO_TEXT = "it was not in a slot, and its last request is not kept, so that it could not be recalled"
 _NO_SWEEP = "it was not in a slot, and only slots are saved (sweep: false)"
+MOST = 64
+"""So many conversations that lie in no slot are recalled of a tenant in one swap, the most recent ones."""
+_TOO_MANY = f"it was in no slot, and {MOST} that were used after it are saved"
 COLD_BEFORE = "it was restored in a way that was seen to fail for this model, and its text is not kept"
 """What is lost by this was lost before: nothing that is unloaded now could be more than that."""
 _NOBODYS = "nobody knows whose conversation this is, and this model's can only be read again from their text"
@@ -27,16 +31,20 @@ def plan_saves(draft: Draft, tenant: str, slots: Slots) -> tuple[Conversation, .
     """The lines of a tenant: to be saved as they are, to be recalled and then saved, kept as a text, or lost."""
     keeping = of(draft.card, tenant)
     known = newest(c for c in draft.swap.known if c.tenant == tenant)
+    unread = [c for c in known if c.strategy == Strategy.REPLAY]
+    known = [c for c in known if c not in unread]
     found = in_slots(slots, known)
     unnamed = [use for use in slots if use["slot"] not in found][max(len(known) - len(found), 0) :]
     match keeping.strategy:
         case Strategy.OFF:
             why = "; ".join(keeping.demoted.values()) or "its conversations are not kept (strategy off)"
-            return (*(_cold(c, why, Strategy.OFF) for c in known), *_nobodys(tenant, unnamed, why, Strategy.OFF))
+            cold = (_cold(c, why, Strategy.OFF) for c in (*known, *unread))
+            return (*cold, *_nobodys(tenant, unnamed, why, Strategy.OFF))
         case Strategy.REPLAY:
-            return (*map(_as_text, known), *_nobodys(tenant, unnamed, _NOBODYS, Strategy.REPLAY))
+            return (*map(_as_text, (*known, *unread)), *_nobodys(tenant, unnamed, _NOBODYS, Strategy.REPLAY))
         case _:
-            return _saved(draft, tenant, slots, found, [c for c in known if c not in found.values()])
+            others = [c for c in known if c not in found.values()]
+            return (*_saved(draft, tenant, slots, found, others), *map(_as_text, unread))
 
 
 def _saved(
@@ -46,8 +54,9 @@ def _saved(
     keeping, token = of(draft.card, tenant), draft.swap.token
     configured = draft.spec.tenants.get(tenant)
     sweep = configured is None or configured.sweep
-    recallable = [c for c in others if c.gateway is not None and sweep]
-    lengths = {c.tokens for c in recallable}
+    recallable = [c for c in others if c.gateway is not None and sweep][:MOST]
+    unnamed_slots = Counter(use["tokens"] for use in slots if use["slot"] not in found)
+    lengths = {n for n, count in Counter(c.tokens for c in recallable).items() if count >= unnamed_slots[n]}
     as_they_are = [
         _in_slot(tenant, use, found.get(use["slot"]), keeping) for use in slots if _is_one(use, found, lengths)
     ]
@@ -60,9 +69,13 @@ def _saved(
     recalls.sort(key=lambda c: -c.used_ms)
     return (
         *(replace(c, snapshot=plan.snapshot_name(tenant, token, c.slot)) for c in named),
-        *(_left_behind(c, _NO_TEXT if sweep else _NO_SWEEP, keeping.strategy) for c in lost),
+        *(_left_behind(c, _why_left(c, sweep=sweep), keeping.strategy) for c in lost),
         *(replace(c, snapshot=plan.snapshot_name(tenant, token, f"c{k}")) for k, c in enumerate(recalls)),
     )
+
+
+def _why_left(talk: Conversation, *, sweep: bool) -> str:
+    return _NO_SWEEP if not sweep else _NO_TEXT if talk.gateway is None else _TOO_MANY
 
 
 def unsaid(draft: Draft, tenant: str) -> tuple[Conversation, ...]:
@@ -76,7 +89,7 @@ def unsaid(draft: Draft, tenant: str) -> tuple[Conversation, ...]:
 
 
 def _is_one(use: Mapping[str, int], found: Mapping[int, Conversation], lengths: Collection[int]) -> bool:
-    """Not one of several equally long conversations, each of which will be recalled and saved under its name."""
+    """Not one of the conversations of its length, as many as such slots, each of which will be recalled and saved."""
     return use["slot"] in found or use["tokens"] not in lengths
 
 
@@ -91,11 +104,12 @@ def _in_slot(tenant: str, use: Mapping[str, int], talk: Conversation | None, kee
 
 
 def newest(talks: Iterable[Conversation]) -> list[Conversation]:
-    """Each conversation once, as whoever used it last knows it, the most recent first."""
+    """Each conversation once, as whoever used it last knows it, the most recent first; no older state of another."""
     found: dict[str, Conversation] = {}
     for talk in sorted(talks, key=lambda c: (c.used_ms, c.gateway is not None)):
         found[talk.head] = talk
-    return sorted(found.values(), key=lambda c: -c.used_ms)
+    older = {link for talk in found.values() for link in talk.links if link != talk.head}
+    return sorted((c for c in found.values() if c.head not in older), key=lambda c: -c.used_ms)
 
 
 def in_slots(slots: Slots, talks: Sequence[Conversation]) -> Mapping[int, Conversation]:

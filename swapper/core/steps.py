@@ -30,7 +30,7 @@ def enter(draft: Draft, step: Step) -> None:
     while following is not None:
         draft.update(stage=following, stage_ms=draft.now)
         _BEGIN[following](draft)
-        if draft.swap.pending:
+        if draft.swap.pending or following is Step.SAVE:  # what could not be saved is judged before it is left
             return
         following = plan.next_step(draft.swap, following)
     complete(draft)
@@ -88,6 +88,8 @@ def complete(draft: Draft) -> None:
     swap = draft.swap
     if swap.grants and not _grant(draft):
         draft.card = replace(draft.card, holds=tuple(h for h in draft.card.holds if h.lease != swap.lease))
+    came = plan.arriving(swap)
+    draft.card = replace(draft.card, saved=tuple(c for c in draft.card.saved if c.tenant not in came))
     if swap.to and not _still_owed(draft):
         draft.card = replace(draft.card, return_to=None, return_lease=None)
     if swap.tends is not None:
@@ -105,6 +107,7 @@ def _say_placed(draft: Draft, tenant: str) -> None:
         "slot": asked.slot,
         "tokens": asked.tokens,
         "detail": asked.reason,
+        "again": asked.kept,
         "kept": [{"snapshot": c.snapshot, "id": c.head, "links": list(c.links), "tokens": c.tokens} for c in kept],
     }
     draft.order(PLACED, tenant, said)
@@ -262,8 +265,9 @@ def comes_back(swap: Swap, tenant: str) -> Mapping[str, object]:
     `loaded`: its process is a new one, so that nothing else is in it.
     """
     mine = [c for c in swap.conversations if c.tenant == tenant]
+    loaded = any(r.step is Step.LOAD and r.tenant == tenant for r in swap.steps)
     return {
-        "loaded": any(r.step is Step.LOAD and r.tenant == tenant for r in swap.steps),
+        "loaded": loaded,
         "unproved": [
             {
                 "snapshot": c.snapshot,
@@ -282,7 +286,7 @@ def comes_back(swap: Swap, tenant: str) -> Mapping[str, object]:
         "recall": [
             {"snapshot": c.snapshot, "id": c.head, "tokens": c.tokens, "gateway": c.gateway}
             for c in mine
-            if c.strategy == Strategy.REPLAY and c.saved and c.result is None
+            if loaded and c.strategy == Strategy.REPLAY and c.saved and c.result is None
         ],
     }
 

@@ -342,7 +342,7 @@ class Member:
 
     async def _recalled(self, command: Command) -> Report:
         data, why = await self.talks.recall(command)
-        return answer_to(command, "failed", why) if data is None else answer_to(command, "ok", data=data)
+        return answer_to(command, "ok" if why is None else "failed", why, data)
 
     async def _finish(self, record: _Record, command: Command, outcome: Later) -> None:
         answer = await outcome()

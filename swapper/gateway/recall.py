@@ -51,7 +51,11 @@ class Recalled:
 
 
 class RecallFailed(Exception):
-    """With one sentence why."""
+    """With one sentence why. `evicted`: it was being read anew, and given up: the server had it no more."""
+
+    def __init__(self, why: str, *, evicted: bool = False) -> None:
+        super().__init__(why)
+        self.evicted = evicted
 
 
 class _Timings(msgspec.Struct):
@@ -120,7 +124,9 @@ async def recall(
         async with asyncio.timeout(limit_s):
             status, text = await _post(session, url, recall_body(request, target.model), headers)
     except TimeoutError:
-        raise RecallFailed(f"it was not in the server's cache any more (not read within {limit_s:g} s)") from None
+        raise RecallFailed(
+            f"it was not in the server's cache any more (not read within {limit_s:g} s)", evicted=True
+        ) from None
     except (aiohttp.ClientError, OSError) as error:
         raise RecallFailed(f"the server broke off over it: {error or type(error).__name__}") from error
     if status != 200:

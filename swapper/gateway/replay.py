@@ -51,12 +51,13 @@ class Replays:
         else:
             queue.now.cancel()
 
-    def stop(self, tenant: str) -> None:
-        """Drop what is left of a tenant."""
+    def stop(self, tenant: str) -> list[tuple[str, str]]:
+        """Drop what is left of a tenant; returns it."""
         queue = self._queues.pop(tenant, None)
         for task in () if queue is None else (queue.task, queue.now):
             if task is not None:
                 task.cancel()
+        return [] if queue is None else queue.items
 
     def stop_all(self) -> None:
         """Drop everything."""

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from swapper.core.conversations import Strategy
+from swapper.core.conversations import ProofResult, Strategy
 from swapper.core.types import Command, Report
 from swapper.gateway.proof import Ledger, Reuse, Tail, Unproved, finding, pick_slot, read_slots, read_unproved
 from swapper.gateway.recall import Recalled, RecallFailed, recall
 from swapper.gateway.replay import Replays
 from swapper.snapshots.chain import Chain, chain_of
-from swapper.snapshots.conversation import Kept, Match, Place, Relation, Request
+from swapper.snapshots.conversation import Conversation, Kept, Match, Place, Relation, Request
 from swapper.snapshots.index import Index
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from swapper.gateway.parse import Ask
     from swapper.gateway.written import Written
 
+MOST = 100
+"""So many conversations are told of at a time, the most recent ones."""
 BRING_S = 10.0
 """A call waits so long for its conversation to come back from disk; then the server reads the prompt."""
 LOOK_S = 2.0
@@ -69,6 +71,7 @@ class Talks:
         self._moves: dict[str, int] = {}
         self._unsettled: dict[str, list[int | None]] = {}
         self._coming: dict[tuple[str, str], asyncio.Future[bool]] = {}
+        self._unread: dict[str, list[str]] = {}
         self._wanted: dict[tuple[str, str], Report] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._replays = Replays(self._quiet, self._replay)
@@ -226,8 +229,7 @@ class Talks:
             self.index.stands(known.tenant, known.chain.id, slot)
         if ledger is not None and self._ledgers.get(target.tenant) is ledger:
             found = finding(ledger, match, reuse, slot)
-            if found is not None:
-                await self._send(Report(self._executor, ledger.card, target.tenant, 0, 0, "proof", "ok", data=found))
+            self._say_proof(target.tenant, ledger, found)
         return slot
 
     # ---- the coordinator's words
@@ -235,12 +237,18 @@ class Talks:
     def told(self, tenant: str) -> list[dict[str, object]]:
         """The conversations believed to be in the server, as commands and their answers tell of them."""
         unsettled = self._unsettled.get(tenant, ())
-        talks = self.index.talks(tenant)
-        return [asdict(replace(talk, slot=None) if talk.tokens in unsettled else talk) for talk in talks]
+        talks = self.index.talks(tenant)[:MOST]
+        there = [replace(talk, slot=None) if talk.tokens in unsettled else talk for talk in talks]
+        unread = (self.index.conversation(tenant, name) for name in self._unread.get(tenant, ()))
+        return [*map(asdict, there), *(_unread(talk) for talk in unread if talk is not None)]
 
     def closed(self, tenant: str) -> None:
         """The gate closes: nothing is brought or replayed any more; what is in flight may still prove something."""
-        self._replays.stop(tenant)
+        for snapshot, name in self._replays.stop(tenant):
+            if (ledger := self._ledgers.get(tenant)) is not None and snapshot not in ledger.unproved:
+                self._unread.setdefault(tenant, []).append(name)
+                why = "the model was unloaded before its turn to be replayed came; it is tried after the next load"
+                self._tell_replay(tenant, ledger, {"snapshot": snapshot}, "failed", why)
         for key in [key for key in self._coming if key[0] == tenant]:
             self._arrived(key, came=False)
 
@@ -252,16 +260,22 @@ class Talks:
         """The gate opens. Raises msgspec.ValidationError where the arguments cannot be read."""
         unproved = read_unproved(args.get("unproved"))
         kept = _read_kept(args.get("kept"))
-        if args.get("loaded") or unproved or tenant not in self._ledgers:  # else it is as it was before the gate closed
-            self._ledgers[tenant] = Ledger(card, swap, unproved)
-        if args.get("loaded"):
+        again_told = tenant in self._ledgers and self._ledgers[tenant].swap == swap
+        loaded = bool(args.get("loaded")) and not again_told
+        if tenant not in self._ledgers or loaded:  # else it is as it was before the gate closed
+            self._ledgers[tenant] = Ledger(card, swap, ())
+        if loaded:
+            self._unread.pop(tenant, None)
             self.index.left(tenant, "the model was unloaded, and this conversation was not saved")
             self.index.kept(tenant, (*(Kept(one.snapshot, one.id, one.links, one.tokens) for one in unproved), *kept))
+        if not again_told:
             for one in unproved:
-                self.index.placed(tenant, one.id, one.slot)
+                there = self.index.placed(tenant, one.id, one.slot, one.tokens) if loaded else None
+                self._ledgers[tenant].expect(one if there is None else replace(one, id=there.id))
         told = cast("Sequence[Mapping[str, object]]", args.get("recall") or ())
         again = [one for one in told if one.get("gateway") in (None, self._executor)]
-        early = [(one.snapshot, one.id) for one in unproved if self._provable(tenant, one)]
+        owed = self._ledgers[tenant].unproved.values()
+        early = [(one.snapshot, one.id) for one in owed if self._provable(tenant, one)]
         self._replays.start(tenant, [*early, *((str(one["snapshot"]), str(one["id"])) for one in again)])
 
     def placed(self, tenant: str, args: Mapping[str, object]) -> None:
@@ -272,15 +286,17 @@ class Talks:
         talks = self.index.conversations(tenant)
         talk = next((talk for talk in talks if talk.place is Place.DISK and talk.snapshot == snapshot), None)
         if talk is not None and args.get("ok") and isinstance(slot, int):
-            self.index.placed(tenant, talk.id, slot)
-            ledger = self._ledgers.get(tenant)
-            if ledger is not None:
-                ledger.expect(Unproved(snapshot, slot, tokens if isinstance(tokens, int) else talk.tokens, talk.id))
+            had = tokens if isinstance(tokens, int) else talk.tokens
+            there = self.index.placed(tenant, talk.id, slot, had) or talk
+            if (ledger := self._ledgers.get(tenant)) is not None:
+                ledger.expect(Unproved(snapshot, slot, had, there.id))
         elif args.get("again"):
             self._in_background(self._ask_again((tenant, snapshot)))
             return
-        elif talk is not None:
-            self.index.lost(tenant, talk.id, str(args.get("detail") or "it could not be restored"))
+        elif talk is not None and not args.get("stays"):
+            why = str(args.get("detail") or "it could not be restored")
+            self.index.lost(tenant, talk.id, why)
+            self._say_cold(tenant, snapshot, why)
         self._arrived((tenant, snapshot), came=bool(args.get("ok")))
 
     def _arrived(self, key: tuple[str, str], *, came: bool) -> None:
@@ -296,20 +312,18 @@ class Talks:
         try:
             return asdict(await self._send_again(command.tenant or "", name, limit_s)), None
         except RecallFailed as failed:
-            return None, str(failed)
+            if failed.evicted and not command.args.get("beside"):
+                self.index.lost(command.tenant or "", name, str(failed))
+            return {"evicted": failed.evicted}, str(failed)
 
     async def _send_again(self, tenant: str, name: str, limit_s: float) -> Recalled:
-        """Raises RecallFailed, and the conversation is cold then."""
+        """Raises RecallFailed."""
         ctx, request = self._ctx, self.index.request(tenant, name)
         if ctx is None or request is None or tenant not in ctx.targets:
             raise RecallFailed("its last request is not kept (any more)")
         target = ctx.targets[tenant]
         child = await ctx.children.locate(target, ctx.admission.gate(tenant).epoch)
-        try:
-            found = await recall(ctx.session, target, child, request, limit_s)
-        except RecallFailed as failed:
-            self.index.lost(tenant, name, str(failed))
-            raise
+        found = await recall(ctx.session, target, child, request, limit_s)
         self.index.recalled(tenant, name, found.cache_n, found.prompt_n, found.slot)
         return found
 
@@ -325,23 +339,50 @@ class Talks:
         proves = snapshot in ledger.unproved
         if proves and (talk is None or not talk.restored):
             return  # it was gone on with, and its own answer tells
-        data: dict[str, object] = {"swap": ledger.swap, "snapshot": snapshot}
+        data: dict[str, object] = {"snapshot": snapshot}
         outcome, why = "ok", None
         try:
             if talk is None:
-                raise RecallFailed("it was asked for, and read again, before its turn to be replayed came")
+                raise RecallFailed(self._why_not_here(tenant, name))
             found = await self._send_again(tenant, name, ctx.limits.max_wait_ms / 1000)
         except RecallFailed as failed:
+            if proves:
+                return  # its next answer tells
             outcome, why = "failed", str(failed)
         else:
             if proves:
                 match, reuse = Match(Relation.SAME, talk), Reuse(found.cache_n, found.prompt_n, found.slot)
-                data = {**(finding(ledger, match, reuse, found.slot) or {})}
-            else:
-                ledger.expect(Unproved(snapshot, found.slot, found.tokens, name))
-                data |= asdict(found)
-        verb = "proof" if proves else "recalled"
-        await self._send(Report(self._executor, ledger.card, tenant, 0, 0, verb, outcome, why, data=data))
+                self._say_proof(tenant, ledger, finding(ledger, match, reuse, found.slot))
+                return
+            ledger.expect(Unproved(snapshot, found.slot, found.tokens, name))
+            data |= asdict(found)
+        self._tell_replay(tenant, ledger, data, outcome, why)
+
+    def _why_not_here(self, tenant: str, name: str) -> str:
+        went_on = any(name in talk.talk().links for talk in self.index.conversations(tenant))
+        if went_on:
+            return "it was asked for, and read again, before its turn to be replayed came"
+        return "its last request is not kept (any more)"
+
+    def _tell_replay(
+        self, tenant: str, ledger: Ledger, data: Mapping[str, object], outcome: str, why: str | None
+    ) -> None:
+        """Not as part of the replay: that may be cancelled, and what it came to must be told all the same."""
+        told = {"swap": ledger.swap, **data}
+        self._in_background(
+            self._send(Report(self._executor, ledger.card, tenant, 0, 0, "recalled", outcome, why, data=told))
+        )
+
+    def _say_proof(self, tenant: str, ledger: Ledger, found: Mapping[str, object] | None) -> None:
+        if found is not None:
+            report = Report(self._executor, ledger.card, tenant, 0, 0, "proof", "ok", data=found)
+            self._in_background(self._send(report))
+
+    def _say_cold(self, tenant: str, snapshot: str, why: str) -> None:
+        """One that was kept on disk cannot come back."""
+        if (ledger := self._ledgers.get(tenant)) is not None:
+            lost = {"swap": ledger.swap, "snapshot": snapshot, "result": ProofResult.COLD.value, "reason": why}
+            self._say_proof(tenant, ledger, lost)
 
     def _provable(self, tenant: str, one: Unproved) -> bool:
         """Whether sending its last request again costs one token: it was saved as that request's prompt, as it is."""
@@ -356,6 +397,11 @@ class Talks:
         task = asyncio.create_task(run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _unread(talk: Conversation) -> dict[str, object]:
+    """Told as one that waits for its turn to be replayed."""
+    return {**asdict(talk.talk()), "unread": True}
 
 
 def _goes_on(match: Match) -> bool:

@@ -331,6 +331,8 @@ async def test_a_streamed_answer_proves_the_conversation_of_its_slot() -> None:
             "cache_n": 3990,
             "prompt_n": 50,
             "reason": None,
+            "tokens": 4000,
+            "made_room": True,
             "continued": False,
         }
         assert gateway.upstream.slot_queries == [{"model": "alpha", "autoload": "false"}]

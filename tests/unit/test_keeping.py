@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from swapper.core import keeping, reuse
+from swapper.core import keeping, reuse, saving
 from swapper.core.conversations import Conversation, ProofResult, Strategy
 from swapper.core.types import Command, LeaseState, Report
 from tests.support.play import MED, Play, spec, tenant
@@ -366,3 +366,82 @@ def test_a_gateway_that_took_over_from_one_that_died_is_asked_to_replay() -> Non
     back(play, nothing, strategies=["replay"], fingerprint="f1")
     (again,) = play.pending("open").args["recall"]  # pyright: ignore[reportGeneralTypeIssues, reportUnknownVariableType]
     assert again["gateway"] == "gateway:g2"
+
+
+def test_a_required_conversation_whose_gateway_dies_before_its_recall_turns_the_swap_back() -> None:
+    play = leaving([talk(A, 900, 2)], [], save_required=True)
+    play.gateways()
+    play.decide()
+    assert play.log["sw_100"].outcome == "compensated"
+    assert play.card.residents == (MED,)
+
+
+def test_one_that_lies_in_a_slot_and_cannot_be_rewound_is_saved_as_it_lies() -> None:
+    play = leaving([talk(A, 900, 2)], [{"slot": 1, "tokens": 900}], ["rewind", "replay"])
+    play.answer(play.pending("recall"), ok=False, detail="no answer")
+    (save,) = saves(play)
+    assert (save.args["slot"], save.args["strategy"]) == (1, "slots")
+
+
+def test_a_drain_that_lasts_to_its_limit_takes_no_time_from_the_saving() -> None:
+    play = Play(spec(tenant("med")), MED)
+    play.enqueue("a")
+    play.decide()
+    play.pass_time(play.spec.policy.drain_ms[play.lease("a").request.klass] - 1)
+    leave(play, [talk(A, 900, 2)], [])
+    assert play.pending("recall").args["limit_ms"] == keeping.RECALL_MS
+
+
+def test_after_two_that_were_not_in_the_cache_any_more_the_older_ones_are_not_looked_for() -> None:
+    play = leaving([talk(A, 900, 3), talk(B, 800, 2), talk(C, 700, 1)], [])
+    for _ in range(2):
+        play.say(play.pending("recall"), {"evicted": True}, ok=False, detail="not in the cache")
+    assert play.swap.stage == "release"
+    assert "cannot be there either" in (lines(play)[C].reason or "")
+
+
+def test_an_older_state_of_a_conversation_that_another_gateway_knows_is_not_saved_beside_it() -> None:
+    newer = {**talk(B, 900, 2), "links": [A, B]}
+    play = leaving([talk(A, 800, 1), newer], [])
+    save_all(play)
+    assert [c.head for c in play.swap.conversations] == [B]
+
+
+def test_a_text_whose_turn_to_be_replayed_did_not_come_is_kept_for_the_next_load() -> None:
+    play = leaving([talk(A, 900, 2, unread=True), talk(B, 800, 1)], [{"slot": 0, "tokens": 800}])
+    save_all(play)
+    assert (lines(play)[A].strategy, lines(play)[A].saved) == ("replay", True)
+    back(play, offered)
+    assert [one["id"] for one in play.pending("open").args["recall"]] == [A]  # pyright: ignore[reportGeneralTypeIssues, reportUnknownVariableType]
+
+
+def test_a_swap_that_turns_back_before_its_release_has_nothing_replayed() -> None:
+    play = leaving([talk(A, 900, 2)], [], ["replay"], save_required=False)
+    play = Play(spec(tenant("med")), MED)
+    play.enqueue("a")
+    play.decide()
+    play.say(play.pending("close"), {"in_flight": 0, "talks": [talk(A, 900, 2), talk(B, 800, 1)]})
+    play.say(play.pending("drain"), {"slots": [{"slot": 0, "tokens": 800}], "strategies": ["slots"], "fingerprint": ""})
+    play.end("a", LeaseState.CANCELLED)
+    play.decide()
+    assert play.swap.back
+    assert play.pending("open").args["recall"] == []
+
+
+def test_more_than_are_recalled_at_a_time_are_said_cold_before_anything_is_unloaded() -> None:
+    many = [talk(f"{n:032x}", 900 + n, n) for n in range(saving.MOST + 1)]
+    play = leaving(many, [])
+    assert "used after it" in (lines(play)[f"{0:032x}"].reason or "")
+    assert sum(c.recall for c in play.swap.conversations) == saving.MOST
+
+
+def test_what_made_room_and_came_back_gets_a_line_of_its_own_once_it_is_proved() -> None:
+    play = leaving([talk(A, 900, 3)], [])
+    save_all(play)
+    back(play, offered).run()
+    swap = play.log["sw_101"]
+    said = proof("med.9.d.kv", result="warm", cache_n=500, tokens=510, made_room=True)
+    commit = reuse.on_proof(play.card, swap, said)
+    assert commit is not None
+    assert [c.snapshot for c in commit.swaps[0].conversations][-1] == "med.9.d.kv"
+    assert commit.conversations[0].result is ProofResult.WARM

@@ -205,8 +205,9 @@ def test_a_saved_conversation_whose_snapshot_is_not_offered_any_more_is_told_col
     told = {talk.snapshot: talk.result for talk in play.swap.conversations}
     assert told == {saved[0]: None, saved[1]: ProofResult.COLD}
     assert next(talk.reason for talk in play.swap.conversations if talk.snapshot == saved[1])
-    assert play.card.saved == ()
     assert [order.args["snapshot"] for order in play.swap.pending] == [saved[0]]
+    play.run()
+    assert play.card.saved == ()
 
 
 def test_a_tenant_of_ours_that_somebody_loads_during_the_proof_becomes_the_resident_and_the_lease_waits_again() -> None:

@@ -199,9 +199,9 @@ class Conversations:
         self, tenant: str, model: Model, args: SaveArgs, keeper: Keeper, talk_of: Callable[[int], Talk | None]
     ) -> Saved:
         """`talk_of` says whose conversation it is by the tokens that were saved."""
-        keeper.begin(tenant, args.name)
+        await keeper.begin(tenant, args.name)
         answer = await self._save_slot(tenant, model, args, keeper)
-        size = keeper.size(args.name)
+        size = await keeper.size(args.name)
         if size is None:
             theirs = Args.of(model.status.args).last("--slot-save-path", default="an unknown folder")
             raise BackendError(
@@ -212,12 +212,12 @@ class Conversations:
             await keeper.drop(tenant, args.name)
             return Saved(args.name, args.slot, 0, 0, answer.timings.save_ms)
         if size != answer.n_written:
-            short = keeper.short()  # before what was written goes again
+            short = await keeper.short()  # before what was written goes again
             await keeper.drop(tenant, args.name)
             raise BackendError(f"{args.name} has {size} bytes on disk, llama-server wrote {answer.n_written}{short}")
         manifest = self._manifest(tenant, args, await self._fingerprint(model), answer, talk_of(answer.n_saved))
         came = args.replaces if args.talk is not None else (await self.run(model)).restored(args.slot)
-        keeper.finish(manifest, restored=came)
+        await keeper.finish(manifest, restored=came)
         return Saved(args.name, args.slot, answer.n_saved, answer.n_written, answer.timings.save_ms)
 
     async def _save_slot(self, tenant: str, model: Model, args: SaveArgs, keeper: Keeper) -> SavedSlot:
@@ -230,7 +230,7 @@ class Conversations:
             if refused.status == 501:
                 (await self.run(model)).cannot_save = True
                 raise SaveUnsupported(str(refused)) from refused
-            raise BackendRefused(f"{refused}{keeper.short()}", refused.status) from refused
+            raise BackendRefused(f"{refused}{await keeper.short()}", refused.status) from refused
 
     def _manifest(
         self, tenant: str, args: SaveArgs, fingerprint: Fingerprint, answer: SavedSlot, talk: Talk | None
@@ -261,7 +261,7 @@ class Conversations:
             raise BackendRefused(nothing)
         model = await self._loaded(name)
         fingerprint = await self._fingerprint(model)
-        manifest = keeper.folder.manifest(snapshot) if name_problem(snapshot) is None else None
+        manifest = await keeper.manifest(snapshot) if name_problem(snapshot) is None else None
         if manifest is None or manifest.tenant != tenant:
             raise BackendRefused(f"{snapshot} is no snapshot of {tenant}")
         slots, problem = await asyncio.gather(self._slots(name), keeper.problem(manifest, fingerprint, model.run))
@@ -283,7 +283,7 @@ class Conversations:
                 return Restored(there.id, manifest.tokens, 0.0)
             after, slot = max(map(task_of, slots), default=-1), cheapest(run, slots)
             if slot is None:
-                raise BackendRefused(f"{manifest.snapshot} was not restored: every slot of {model.name} is at work")
+                raise BackendBusy(f"{manifest.snapshot} was not restored: every slot of {model.name} is at work")
             if not may_hold(run, slot):
                 return await self._put(model, manifest, slot, after, keeper)
             if room is None:
@@ -292,7 +292,7 @@ class Conversations:
             if displaced is not None:
                 return await self._exchanged(model, manifest, slot, after, keeper, displaced)
         said = f"whatever was to make room for it in {model.name} was gone on with meanwhile"
-        raise BackendRefused(f"{manifest.snapshot} was not restored: {said}")
+        raise BackendBusy(f"{manifest.snapshot} was not restored: {said}")
 
     async def _displaced(
         self, tenant: str, model: Model, slots: Sequence[Slot], slot: Slot, room: Room, keeper: Keeper
@@ -319,7 +319,7 @@ class Conversations:
         try:
             restored = await self._put(model, manifest, slot, after, keeper)
         except BackendError:
-            back = keeper.folder.manifest(displaced.snapshot)
+            back = await keeper.manifest(displaced.snapshot)
             if back is not None:
                 with suppress(BackendError):  # it stays on disk
                     await self._put(model, back, slot, -1, keeper)
@@ -336,7 +336,7 @@ class Conversations:
             wrong = f"llama-server restored {answer.n_restored} of {manifest.tokens} tokens of {snapshot}"
             raise BackendError(f"{wrong}, {await self._taken_back(name, slot.id)}")
         run.arrived[slot.id] = Arrived(manifest, task_of(slot), after)
-        keeper.restored(snapshot)
+        await keeper.restored(snapshot)
         return Restored(slot.id, answer.n_restored, answer.timings.restore_ms)
 
     async def _taken_back(self, name: str, slot: int) -> str:
