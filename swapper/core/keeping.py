@@ -146,6 +146,9 @@ def recalled(draft: Draft, command: Command, report: Report) -> None:
         return
     there = {"slot": _int(report.data, "slot"), "tokens": _int(report.data, "tokens")}
     mark(draft, name, recall=False, **there)
+    for other in draft.swap.conversations:
+        if other.tenant == tenant and other.recall and other.slot == there["slot"]:
+            mark(draft, other.snapshot, slot=-1)  # it lies there no more
     draft.command(draft.agent_of(tenant), Step.SAVE, tenant, save_args(replace(talk, **there)))
 
 

@@ -69,8 +69,8 @@ class Seen:
     lost: set[str] = field(default_factory=set[str])
     dutiful: set[str] = field(default_factory=set[str])
     begun: dict[tuple[str, str | None], Pair] = field(default_factory=dict[tuple[str, str | None], Pair])
-    reused: dict[tuple[str, int], list[tuple[int, str]]] = field(
-        default_factory=dict[tuple[str, int], list[tuple[int, str]]]
+    reused: dict[tuple[str, int], list[tuple[int, str, int]]] = field(
+        default_factory=dict[tuple[str, int], list[tuple[int, str, int]]]
     )
     highest: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
     granted: dict[str, int] = field(default_factory=dict[str, int])
@@ -259,7 +259,7 @@ class Check:
             model = talk.tenant.partition("/")[2]
             seen = [answer for (name, _), all_ in self.seen.reused.items() if name == model for answer in all_]
             cached = talk.cache_n or 0
-            its_own = any(n == cached and not self.heads.strangers(talk.head, who) for n, who in seen)
+            its_own = any(n == cached and not self.heads.strangers(talk.head, who) for n, who, _ in seen)
             if not its_own or (cached <= CHANCE_TOKENS and 2 * cached < talk.tokens):
                 self.fail(f"{talk.snapshot} is said to be warm by {cached} of {talk.tokens}; seen were {seen} (T1)")
 
@@ -346,9 +346,10 @@ class Check:
             self.fail(f"{tenant} is unloaded with slots {untold} neither saved nor stated (N3)")
 
     def restored(self, model: str, slot: int) -> None:
-        """A slot has a conversation again: what was reused before proves nothing any more."""
-        self.seen.reused[model, slot] = []
+        """A slot has a conversation again: what was reused before proves no more than is being told just now."""
+        since_ms = self._steady_ms() - LATENCY_MS
+        self.seen.reused[model, slot] = [one for one in self.seen.reused.get((model, slot), []) if one[2] > since_ms]
 
     def answered(self, model: str, slot: int, cached: int, talk: str) -> None:
         """An answer to that talk took so many tokens from the slot."""
-        self.seen.reused.setdefault((model, slot), []).append((cached, talk))
+        self.seen.reused.setdefault((model, slot), []).append((cached, talk, self._steady_ms()))

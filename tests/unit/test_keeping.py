@@ -383,6 +383,16 @@ def test_one_that_lies_in_a_slot_and_cannot_be_rewound_is_saved_as_it_lies() -> 
     assert (save.args["slot"], save.args["strategy"]) == (1, "slots")
 
 
+def test_one_whose_slot_was_taken_by_a_recall_is_not_saved_from_there() -> None:
+    slots = [{"slot": 0, "tokens": 800}, {"slot": 1, "tokens": 900}]
+    play = leaving([talk(A, 900, 2), talk(B, 800, 1)], slots, ["rewind", "replay"])
+    play.answer(play.pending("recall"), slot=0, tokens=890, cache_n=0, prompt_n=890)
+    play.answer(play.pending("save"), tokens=890)
+    play.answer(play.pending("recall"), ok=False, detail="no answer")
+    assert play.swap.stage == "release"
+    assert (lines(play)[B].result, lines(play)[B].reason) == (ProofResult.COLD, "no answer")
+
+
 def test_a_drain_that_lasts_to_its_limit_takes_no_time_from_the_saving() -> None:
     play = Play(spec(tenant("med")), MED)
     play.enqueue("a")
