@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,11 +34,13 @@ async def keeper(folder: SlotFolder, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
     await keeper.close()
 
 
-def save(keeper: Keeper, name: str, *, saved_ms: int = 1, tokens: int = 50, restored: str | None = None) -> Manifest:
-    keeper.begin(MED, name)
+async def save(
+    keeper: Keeper, name: str, *, saved_ms: int = 1, tokens: int = 50, restored: str | None = None
+) -> Manifest:
+    await keeper.begin(MED, name)
     (keeper.folder.path / name).write_bytes(bytes(100))
     manifest = Manifest(name, MED, NOW, 0, tokens, 100, saved_ms, boot=keeper.folder.boot)
-    keeper.finish(manifest, restored=restored)
+    await keeper.finish(manifest, restored=restored)
     return manifest
 
 
@@ -55,22 +58,22 @@ async def test_a_failed_save_says_how_little_room_there_is_and_nothing_where_the
     keeper: Keeper, folder: SlotFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", free(511))
-    assert keeper.short() == f" ({folder.path} has 511 MiB free)"
+    assert await keeper.short() == f" ({folder.path} has 511 MiB free)"
     monkeypatch.setattr(shutil, "disk_usage", free(512))
-    assert keeper.short() == ""
+    assert await keeper.short() == ""
 
 
 async def test_a_folder_that_cannot_be_looked_at_adds_nothing_to_why_a_save_failed(
     keeper: Keeper, folder: SlotFolder
 ) -> None:
     folder.path.rmdir()
-    assert keeper.short() == ""
+    assert await keeper.short() == ""
 
 
 async def test_a_save_is_complete_without_its_digest_and_gets_it_when_a_restore_asks(
     keeper: Keeper, folder: SlotFolder
 ) -> None:
-    manifest = save(keeper, "a.kv")
+    manifest = await save(keeper, "a.kv")
     assert digest(folder, "a.kv") is None
     assert await keeper.problem(manifest, NOW, "1") is None
     assert digest(folder, "a.kv") is not None
@@ -89,19 +92,19 @@ async def test_a_save_gets_its_digest_after_a_while_unasked(
         loop.call_soon_threadsafe(settled.set)
 
     monkeypatch.setattr(folder, "settle", told)
-    save(keeper, "a.kv")
+    await save(keeper, "a.kv")
     await settled.wait()
     assert digest(folder, "a.kv") is not None
 
 
 async def test_closing_finishes_what_is_under_way(keeper: Keeper, folder: SlotFolder) -> None:
-    save(keeper, "a.kv")
+    await save(keeper, "a.kv")
     await keeper.close()
     assert digest(folder, "a.kv") is not None
 
 
 async def test_a_file_changed_after_it_was_verified_is_checked_again(keeper: Keeper, folder: SlotFolder) -> None:
-    manifest = save(keeper, "a.kv")
+    manifest = await save(keeper, "a.kv")
     await keeper.problem(manifest, NOW, "1")
     (folder.path / "a.kv").write_bytes(b"x" * 100)
     assert not folder.verified("a.kv")
@@ -111,11 +114,11 @@ async def test_a_file_changed_after_it_was_verified_is_checked_again(keeper: Kee
 async def test_an_old_snapshot_goes_when_its_newer_save_is_on_the_disk_and_before_the_next_listing(
     keeper: Keeper, folder: SlotFolder
 ) -> None:
-    save(keeper, "old.kv")
-    keeper.restored("old.kv")
+    await save(keeper, "old.kv")
+    await keeper.restored("old.kv")
     keeper.tidy(MED)
     await keeper.listing(MED, NOW, "1")
-    save(keeper, "new.kv", saved_ms=2, restored="old.kv")
+    await save(keeper, "new.kv", saved_ms=2, restored="old.kv")
     keeper.tidy(MED)
     await asyncio.sleep(0)
     assert folder.size("old.kv") == 100
@@ -127,8 +130,8 @@ async def test_an_old_snapshot_goes_when_its_newer_save_is_on_the_disk_and_befor
 async def test_an_old_snapshot_stays_when_its_newer_save_cannot_be_brought_to_the_disk(
     keeper: Keeper, folder: SlotFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save(keeper, "old.kv")
-    keeper.restored("old.kv")
+    await save(keeper, "old.kv")
+    await keeper.restored("old.kv")
     keeper.tidy(MED)
     await keeper.listing(MED, NOW, "1")
 
@@ -136,7 +139,7 @@ async def test_an_old_snapshot_stays_when_its_newer_save_cannot_be_brought_to_th
         raise OSError("input/output error")
 
     monkeypatch.setattr(folder, "settle", broken)
-    save(keeper, "new.kv", saved_ms=2, restored="old.kv")
+    await save(keeper, "new.kv", saved_ms=2, restored="old.kv")
     keeper.tidy(MED)
     assert [info.snapshot for info in await keeper.listing(MED, NOW, "1")] == ["new.kv", "old.kv"]
 
@@ -145,12 +148,12 @@ async def test_a_restored_snapshot_stays_when_its_slot_was_not_saved_or_holds_a_
     keeper: Keeper, folder: SlotFolder
 ) -> None:
     for name in ("a.kv", "b.kv"):
-        save(keeper, name)
-        keeper.restored(name)
+        await save(keeper, name)
+        await keeper.restored(name)
     keeper.tidy(MED)
     await keeper.listing(MED, NOW, "1")
-    save(keeper, "stranger.kv", saved_ms=2, tokens=3, restored="a.kv")
-    save(keeper, "another-slot.kv", saved_ms=3, tokens=500)
+    await save(keeper, "stranger.kv", saved_ms=2, tokens=3, restored="a.kv")
+    await save(keeper, "another-slot.kv", saved_ms=3, tokens=500)
     keeper.tidy(MED)
     listed = {info.snapshot for info in await keeper.listing(MED, NOW, "1")}
     assert listed == {"a.kv", "b.kv", "stranger.kv", "another-slot.kv"}
@@ -162,7 +165,7 @@ async def test_a_restore_that_cannot_be_noted_is_told_in_the_log_and_kept(
 ) -> None:
     said = CapturingLogger()
     monkeypatch.setattr(keeping, "_log", said)
-    save(keeper, "a.kv")
+    await save(keeper, "a.kv")
     if lost == "manifest":
         folder.forget("a.kv")
 
@@ -170,7 +173,7 @@ async def test_a_restore_that_cannot_be_noted_is_told_in_the_log_and_kept(
         raise OSError("no space left on device")
 
     monkeypatch.setattr(slots, "encode", full)
-    keeper.restored("a.kv")
+    await keeper.restored("a.kv")
     assert [(call.method_name, call.kwargs["snapshot"]) for call in said.calls] == [("warning", "a.kv")]
     monkeypatch.undo()
 
@@ -180,10 +183,10 @@ async def test_what_goes_and_why_is_in_the_log(
 ) -> None:
     said = CapturingLogger()
     monkeypatch.setattr(keeping, "_log", said)
-    save(keeper, "old.kv")
+    await save(keeper, "old.kv")
     keeper.tidy(MED)
     await keeper.listing(MED, NOW, "1")
-    save(keeper, "new.kv", saved_ms=2, restored="old.kv")
+    await save(keeper, "new.kv", saved_ms=2, restored="old.kv")
     keeper.tidy(MED)
     await keeper.listing(MED, NOW, "1")
     assert [call.kwargs for call in said.calls] == [{"snapshot": "old.kv", "why": "new.kv holds its conversation"}]
@@ -191,10 +194,46 @@ async def test_what_goes_and_why_is_in_the_log(
 
 async def test_a_save_that_waits_for_another_moves_when_that_one_grows(keeper: Keeper, folder: SlotFolder) -> None:
     for name in ("a.kv", "b.kv"):
-        keeper.begin(MED, name)
+        await keeper.begin(MED, name)
     assert keeper.progress(MED) == (None, None)
     (folder.path / "a.kv").write_bytes(b"x")
     assert keeper.progress(MED) == (1, None)
     for name in ("a.kv", "b.kv"):
         await keeper.drop(MED, name)
     assert keeper.progress(MED) == ()
+
+
+@pytest.mark.parametrize("slow", ["forget", "size", "seal", "manifest", "problem"])
+async def test_while_a_swap_waits_for_the_disk_the_loop_goes_on(
+    keeper: Keeper, folder: SlotFolder, monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    manifest = await save(keeper, "a.kv")
+    looped, seen, act = threading.Event(), list[bool](), getattr(folder, slow)
+
+    def once_the_loop_went_on(*args: object) -> object:
+        seen.append(looped.wait(5))
+        return act(*args)
+
+    acts: dict[str, Callable[[], Coroutine[None, None, object]]] = {
+        "forget": lambda: keeper.begin(MED, "b.kv"),
+        "size": lambda: keeper.size("a.kv"),
+        "seal": lambda: keeper.finish(manifest),
+        "manifest": lambda: keeper.restored("a.kv"),
+        "problem": lambda: keeper.problem(manifest, NOW, "1"),
+    }
+    monkeypatch.setattr(folder, slow, once_the_loop_went_on)
+    asyncio.get_running_loop().call_later(0.001, looped.set)
+    await acts[slow]()
+    assert set(seen) == {True}
+
+
+async def test_a_save_does_not_wait_behind_the_syncs_and_digests_of_others(keeper: Keeper, folder: SlotFolder) -> None:
+    done = threading.Event()
+    digests = [asyncio.create_task(asyncio.to_thread(done.wait)) for _ in range(100)]
+    try:
+        async with asyncio.timeout(5):
+            await save(keeper, "a.kv")
+        assert folder.manifest("a.kv") is not None
+    finally:
+        done.set()
+    await asyncio.gather(*digests)

@@ -100,7 +100,7 @@ async def test_nothing_is_saved_over_what_is_no_regular_file(folder: SlotFolder,
     make(folder.path / "a.kv")
     keeper = Keeper(folder, Keep(), lambda: 1)
     with pytest.raises(BackendError, match=r"a\.kv is no regular file"):
-        keeper.begin(MED, "a.kv")
+        await keeper.begin(MED, "a.kv")
     await keeper.close()
 
 

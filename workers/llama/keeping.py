@@ -1,17 +1,21 @@
 """The snapshots of one router: what was saved since the last load, which digests are under way, what may go.
 
 Invariant: nothing slow happens on the way of a swap: files are synced and their digests computed a while after a save
-(at once when a load asks for them) and read ahead during a load, old files are removed after the release. What may
-be the only copy of a conversation goes only by age; whatever goes is named in the log with the reason. What must not
-be restored stays as well, but is listed in one run only (a run: one process of a model, known by its port).
+(at once when a load asks for them) and read ahead during a load, old files are removed after the release; what a swap
+does wait for holds up no call: it runs beside the loop. What may be the only copy of a conversation goes only by age;
+whatever goes is named in the log with the reason. What must not be restored stays as well, but is listed in one run
+only (a run: one process of a model, known by its port).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import ParamSpec, TypeVar
 
 import structlog
 
@@ -25,6 +29,10 @@ LISTED = 100
 """At most so many refused snapshots are told of in one load, and so many offered where there are not more slots."""
 SETTLE_S = 1.0
 """From a save to its sync: the store's own syncs, which the swap waits for, would have to wait behind it."""
+SWIFT_THREADS = 2
+"""For what a swap waits for."""
+P = ParamSpec("P")
+T = TypeVar("T")
 _log = structlog.stdlib.get_logger("workers.llama")
 
 
@@ -47,6 +55,7 @@ class Keeper:
         self.folder = folder
         self._keep = keep
         self._now_ms = now_ms
+        self._swift = ThreadPoolExecutor(SWIFT_THREADS, thread_name_prefix="slot folder")
         self._runs: dict[str, _Run] = {}
         self._settling: dict[str, asyncio.Task[None]] = {}
         self._hurry: dict[str, asyncio.Event] = {}
@@ -60,29 +69,40 @@ class Keeper:
         await asyncio.gather(*self._background, return_exceptions=True)
         await asyncio.gather(*self._settling.values(), *self._checking.values(), return_exceptions=True)
 
-    def begin(self, tenant: str, name: str) -> None:
+    async def begin(self, tenant: str, name: str) -> None:
         """A save starts; raises BackendError when the disk is too full for any."""
         with self.disk():
-            self.folder.check_space(self._keep)
-            self.folder.forget(name)
+            await self._at_once(self._clear, name)
         self._runs.setdefault(tenant, _Run()).open.add(name)
 
-    def short(self) -> str:
+    def _clear(self, name: str) -> None:
+        self.folder.check_space(self._keep)
+        self.folder.forget(name)
+
+    async def short(self) -> str:
         """For the end of a sentence about a save that failed: how little the disk has free; nothing where it has."""
         try:
-            said = self.folder.short(self._keep)
+            said = await self._at_once(self.folder.short, self._keep)
         except OSError:
             return ""
         return f" ({said})" if said else ""
 
-    def size(self, name: str) -> int | None:
+    async def size(self, name: str) -> int | None:
         """Bytes of a slot file, None when it is not there."""
         with self.disk():
-            return self.folder.size(name)
+            return await self._at_once(self.folder.size, name)
+
+    async def manifest(self, name: str) -> Manifest | None:
+        """The manifest of one snapshot; None when there is none or it cannot be read as one."""
+        return await self._at_once(self.folder.manifest, name)
 
     def progress(self, tenant: str) -> tuple[int | None, ...]:
-        """Changes while any save of the tenant is being written: the server writes one after the other."""
-        return tuple(self.size(name) for name in sorted(self._runs.get(tenant, _Run()).open))
+        """Changes while any save of the tenant is being written: the server writes one after the other.
+
+        On the loop, but only where a save takes longer than its time.
+        """
+        with self.disk():
+            return tuple(self.folder.size(name) for name in sorted(self._runs.get(tenant, _Run()).open))
 
     async def drop(self, tenant: str, name: str) -> None:
         """A save came to nothing that is worth keeping."""
@@ -91,14 +111,14 @@ class Keeper:
         self._runs[tenant].open.discard(name)
         self._runs[tenant].saved.pop(name, None)
 
-    def finish(self, manifest: Manifest, *, restored: str | None = None) -> None:
+    async def finish(self, manifest: Manifest, *, restored: str | None = None) -> None:
         """A save is complete: write its manifest; sync and digest follow in the background.
 
         `restored`: the snapshot that was restored into this slot of this very process, which the save may replace.
         """
+        run = self._runs[manifest.tenant]  # a release meanwhile takes it away, and the file with it
         with self.disk():
-            self.folder.seal(manifest)
-        run = self._runs[manifest.tenant]
+            await self._at_once(self.folder.seal, manifest)
         run.open.discard(manifest.snapshot)
         run.saved[manifest.snapshot] = restored
         name, hurry = manifest.snapshot, asyncio.Event()
@@ -207,8 +227,9 @@ class Keeper:
 
     async def _read_ahead(self, tenant: str) -> None:
         for manifest in (await asyncio.to_thread(self.folder.manifests, tenant))[:_READ_AHEAD]:
-            if manifest.snapshot in self._settling or not self.folder.verified(manifest.snapshot):
-                await self._check(manifest.snapshot)
+            name = manifest.snapshot
+            if name in self._settling or not await asyncio.to_thread(self.folder.verified, name):
+                await self._check(name)
 
     async def listing(self, tenant: str, now: Fingerprint, run: str) -> tuple[SnapshotInfo, ...]:
         """The snapshots of a tenant, the last used first, judged by size and fingerprint; refused ones in one run only.
@@ -237,18 +258,21 @@ class Keeper:
 
     async def problem(self, manifest: Manifest, now: Fingerprint, run: str) -> str | None:
         """Why a snapshot must not be restored: size, fingerprint, digest. What is said here counts as told."""
-        why = self.folder.problem(manifest, now)
-        if why is None and not self.folder.verified(manifest.snapshot):
+        why = await self._at_once(self.folder.problem, manifest, now)
+        if why is None and not await self._at_once(self.folder.verified, manifest.snapshot):
             why = await self._check(manifest.snapshot)
         if why is not None:
             await asyncio.to_thread(self.folder.refusals.tell, manifest.snapshot, why, run)
         return why
 
-    def restored(self, name: str) -> None:
+    async def restored(self, name: str) -> None:
         """Note in the manifest that the conversation is back in a slot, so that this is not its only copy just now.
 
         It is back without the note as well: one that cannot be written only spares the file longer.
         """
+        await self._at_once(self._note_restored, name)
+
+    def _note_restored(self, name: str) -> None:
         current = self.folder.manifest(name)
         if current is None:
             _log.warning("the manifest of a restored snapshot vanished", snapshot=name)
@@ -257,6 +281,10 @@ class Keeper:
             self.folder.write(replace(current, restored_ms=self._now_ms()))
         except OSError as error:
             _log.warning("a restore could not be noted in its manifest", snapshot=name, error=str(error))
+
+    async def _at_once(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Off the loop, on threads of their own: a swap waits for it, and must not wait behind syncs and digests."""
+        return await asyncio.get_running_loop().run_in_executor(self._swift, partial(act, *args, **kwargs))
 
     @contextmanager
     def disk(self) -> Generator[None]:
