@@ -63,7 +63,8 @@ class StatusRoutes:
         """200, or 503 with the reasons; `?model=m` also asks that the model is loaded and its gate open.
 
         A store that does not answer is a reason, and so are the faults once every card has one: beside a card at fault
-        others serve. `problems` of the status names every fault.
+        others serve. So is who should be on its card and cannot be loaded. `problems` of the status names every fault,
+        and who else cannot be loaded.
         """
         tenant = self._tenant_of(request.query.get("model"))
         reasons = self._ctx.live.problems()
@@ -78,6 +79,8 @@ class StatusRoutes:
         faults = [] if world is None else self._faults(world)
         if len(faults) == len(self._ctx.spec.cards):
             reasons += faults
+        if world is not None:
+            reasons += self._failing(world, expected=True)
         if tenant is not None:
             reasons += self._model_reasons(tenant, world)
         return web.json_response({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)
@@ -96,7 +99,7 @@ class StatusRoutes:
             "demand": [self._demand_view(world, demand) for demand in world.demand],
             "tenants": [self._tenant_view(world, tenant, swaps) for tenant in self._ctx.spec.tenants.values()],
             "gateways": list(world.gateways),
-            "problems": [*self._ctx.live.problems(), *self._faults(world)],
+            "problems": [*self._ctx.live.problems(), *self._faults(world), *self._failing(world)],
         }
         return web.json_response(body)
 
@@ -147,6 +150,22 @@ class StatusRoutes:
         """Each card that is not given on because somebody keeps its VRAM, and who."""
         cards = (world.cards.get(name) for name in self._ctx.spec.cards)
         return [f"{card.name} is at fault: {card.fault.reason}" for card in cards if card is not None and card.fault]
+
+    def _failing(self, world: World, *, expected: bool = False) -> list[str]:
+        """Who cannot be loaded, why, and when it is tried again; `expected`: only those that should be on their card.
+
+        One that was only asked for once is told of until its rest is over: then nobody tries it before it is asked for.
+        """
+        told: list[str] = []
+        for name in self._ctx.spec.cards:
+            card = world.cards.get(name, Card(name))
+            for tenant, failure in card.failed.items():
+                spec = self._ctx.spec.tenants.get(tenant)
+                awaited = spec is not None and (spec.default or tenant in (card.return_to or ()))
+                if awaited or (not expected and failure.retry_ms > world.now_ms):
+                    when = f" (tried {failure.count} times, again from {iso(failure.retry_ms)} on)"
+                    told.append(f"{tenant} cannot be loaded: {failure.reason}{when}")
+        return told
 
     def _card_view(self, world: World, name: str) -> Json:
         spec = self._ctx.spec.cards[name]

@@ -18,6 +18,8 @@ from swapper.core.steps import advance, enter, prove_free
 from swapper.core.types import Command, Failure, Fault, LeaseState, Report, Step, StepOutcome
 
 FIRST_REST_MS = 30_000
+SHORT_REST_MS = 5_000
+"""The first rest of one that nobody had to leave for: trying it again costs nobody anything."""
 LONGEST_REST_MS = 600_000
 _GONE = "it was not loaded any more, and what its slots held went with it"
 
@@ -210,7 +212,8 @@ def _load_failed(draft: Draft, tenant: str, reason: str) -> None:
     draft.finish(Step.LOAD, tenant, StepOutcome.FAILED, reason)
     before = draft.card.failed.get(tenant)
     count = before.count + 1 if before else 1
-    failure = Failure(reason, count, draft.now + _rest(count))
+    displaces = draft.swap.from_ and not draft.swap.back
+    failure = Failure(reason, count, draft.now + _rest(count, FIRST_REST_MS if displaces else SHORT_REST_MS))
     draft.card = replace(draft.card, failed={**draft.card.failed, tenant: failure})
     draft.alert(f"{tenant} could not be loaded: {reason}", tenant=tenant)
     swap = draft.swap
@@ -222,8 +225,8 @@ def _load_failed(draft: Draft, tenant: str, reason: str) -> None:
         end_in_fault(draft, reason, outcome="compensated")
 
 
-def _rest(count: int) -> int:
-    return min(FIRST_REST_MS * 2 ** (count - 1), LONGEST_REST_MS)
+def _rest(count: int, first_ms: int = FIRST_REST_MS) -> int:
+    return min(first_ms * 2 ** (count - 1), LONGEST_REST_MS)
 
 
 def _restored(draft: Draft, command: Command, report: Report) -> None:

@@ -21,6 +21,7 @@ from swapper.core.types import (
     Card,
     Demand,
     Departed,
+    Failure,
     Fault,
     Gate,
     Hold,
@@ -258,6 +259,23 @@ async def test_a_fault_is_a_problem_and_no_card_without_one_is_not_ready(
             assert (await answer.json())["problems"] == known
         async with http.get("/ready") as answer:
             assert (answer.status, (await answer.json())["reasons"]) == (503 if ready else 200, ready)
+
+
+@pytest.mark.parametrize(("tenant", "owed"), [("llama/med", False), ("frigate", True), ("frigate", False)])
+async def test_who_cannot_be_loaded_is_a_problem_with_its_reason_and_not_ready_where_it_should_be_there(
+    api: Served, http: aiohttp.ClientSession, tenant: str, owed: bool
+) -> None:
+    """It should be if it is a default, or if it was there before a lease."""
+    expected = owed or tenant == "llama/med"
+    failure = Failure("--slot-save-path: not a directory", 2, 4_000_000_000_000)
+    return_to = (tenant,) if owed else None
+    await api.commit_card(Card("gpu0", failed={tenant: failure}, return_to=return_to))
+    when = "(tried 2 times, again from 2096-10-02T07:06:40.000Z on)"
+    said = [f"{tenant} cannot be loaded: --slot-save-path: not a directory {when}"]
+    async with http.get("/api/status") as answer:
+        assert (await answer.json())["problems"] == said
+    async with http.get("/ready") as answer:
+        assert (answer.status, (await answer.json())["reasons"]) == ((503, said) if expected else (200, []))
 
 
 async def next_messages(answer: aiohttp.ClientResponse, count: int) -> list[Message]:

@@ -130,6 +130,23 @@ def test_after_a_second_fault_in_a_row_nothing_is_tried_without_a_rest() -> None
     assert play.decide()
 
 
+def test_who_cannot_come_back_onto_an_empty_card_is_tried_again_soon_and_then_ever_later() -> None:
+    play = Play(spec(tenant("med", default=True)), MED)
+    play.enqueue("a")
+    play.decide()
+    play.run()
+    play.end("a")
+    for rest_ms in (5_000, 10_000, 20_000):
+        assert play.decide()
+        play.run(until="load")
+        for _ in range(2):
+            play.answer(play.pending("load"), ok=False, detail="its slot folder is gone")
+        play.decide()
+        play.pass_time(rest_ms - 1)
+        assert not play.decide()
+        play.pass_time(1)
+
+
 def test_an_owed_tenant_that_left_the_configuration_does_not_hold_up_the_defaults() -> None:
     play = Play(spec(tenant("med", default=True)))
     play.world = replace(play.world, cards={"gpu0": replace(play.card, return_to=("llama/gone",))})
