@@ -70,7 +70,11 @@ class Coordinator:
     async def _catch_up(self) -> None:
         """After a start or a gap: a store put back is told, leases get their grace, pending commands go out again."""
         self._world = None
-        self._after = (await self._store.inputs(after="$", block_ms=0)).last
+        newest = (await self._store.inputs(after="$", block_ms=0)).last
+        if self._after == "$" or _place(newest) < _place(
+            self._after
+        ):  # nothing was read yet, or the store was put back
+            self._after = newest
         self.listening.set()
         await self._raise(self._token)
         await self._extend()
@@ -281,6 +285,12 @@ class Coordinator:
                 log.info("swap started", swap=after.id, card=card.name, token=after.token)
         for alert in commit.alerts:
             log.warning("alert", card=alert.card, text=alert.text)
+
+
+def _place(entry: str) -> tuple[int, int]:
+    """Where an entry of the inputs stands among them."""
+    ms, _, n = entry.partition("-")
+    return int(ms), int(n or 0)
 
 
 def _own_ms() -> int:

@@ -141,6 +141,8 @@ class Agent:
             if self._must_greet:
                 await self._link.report(self._news("hello", {}))
                 self._must_greet = False
+                if self._greeted.is_set():
+                    self.watch.again()
                 self._greeted.set()
             return await self._link.outbox(self.executor, after=self._after, block_ms=BLOCK_MS)
         except StoreDown:

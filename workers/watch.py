@@ -76,6 +76,7 @@ class Watch:
         self._telling = asyncio.Lock()
         self._told: Picture = {}
         self._told_at = 0.0
+        self._untold = False
 
     async def run(self) -> None:
         """Until cancelled. The first report is made when every server was looked at."""
@@ -88,6 +89,12 @@ class Watch:
             while True:
                 await self._tell()
                 await asyncio.sleep(LOOK_S)
+
+    def again(self) -> None:
+        """Tell all that is seen once more: it is not known whether what was told was heard."""
+        self._untold = True
+        for seen in self._servers.values():
+            seen.changed.set()
 
     @contextmanager
     def undisturbed(self, server: str) -> Generator[None]:
@@ -110,7 +117,8 @@ class Watch:
         await supervised(f"look at {server}", self._look_at(server))
         async with self._telling:
             picture = await self._picture()
-            new = picture != self._told
+            new = picture != self._told or self._untold
+            self._untold = False
             yield (picture,) if new else ()
             if new:
                 self._note(picture)
@@ -134,7 +142,8 @@ class Watch:
         async with self._telling:
             picture = await self._picture()
             now = asyncio.get_running_loop().time()
-            if picture != self._told or now - self._told_at >= REPEAT_S:
+            if picture != self._told or self._untold or now - self._told_at >= REPEAT_S:
+                self._untold = False
                 await self._report(picture)
                 self._note(picture)
 

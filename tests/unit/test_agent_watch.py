@@ -195,3 +195,18 @@ async def test_of_two_looks_at_a_server_the_later_one_stands(
             "llama/med": "loaded",
             "other/x": "unloaded",
         }
+
+
+async def test_after_an_outage_all_is_told_again_though_nothing_changed(
+    link: MemoryLink, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator may have been away just then, and a call that failed may have arrived or not."""
+    monkeypatch.setattr(watch, "REPEAT_S", 3600.0)
+    async with running():
+        first = await link.volunteered("observed")
+        await link.switch(down=True)
+        await link.switch(down=False)
+        again = await link.volunteered("observed", count=2)
+    assert again.data == first.data
+    verbs = [report.verb for report in link.reports]
+    assert verbs == ["hello", "observed", "hello", "observed"]

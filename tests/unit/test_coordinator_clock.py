@@ -259,3 +259,22 @@ async def test_after_a_gap_a_granted_lease_gets_its_time_back(ttl_ms: int, stopp
         assert lease.state is LeaseState.GRANTED
         assert 28_000 < (lease.expires_ms or 0) - rig.now_ms() <= 30_000
         assert await rig.alerts() == []
+
+
+@virtual
+async def test_what_agents_say_before_it_has_the_store_again_is_heard() -> None:
+    store = MemoryStore(lambda: EPOCH_MS + int(asyncio.get_running_loop().time() * 1000))
+    made = Coordinator(store, SPEC, lambda prefix: f"{prefix}_1")
+    task = asyncio.create_task(made.run())
+    await made.listening.wait()
+    await asyncio.sleep(1)
+    store.down()
+    await asyncio.sleep(0.1)
+    store.up()
+    await store.report(
+        Report("agent:main", "", None, 0, 0, "observed", "ok", data={"tenants": {"llama/med": "failed"}})
+    )
+    await asyncio.sleep(2)
+    assert made.seen.states == {"llama/med": "failed"}
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
