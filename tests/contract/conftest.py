@@ -48,6 +48,10 @@ class OurLog:
 
     async def ensure(self) -> None: ...
 
+    def alive(self) -> None: ...
+
+    def pid(self) -> None: ...
+
     def log_path(self) -> Path:
         return self._folder / "llama-server.log"
 

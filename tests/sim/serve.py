@@ -218,6 +218,10 @@ class _Control:
             self._world.say(f"    router of {self._router.card} is started")
             self._router.start()
 
+    def alive(self) -> bool | None:
+        """Nobody else could be where it listens."""
+        return None
+
     def pid(self) -> int | None:
         """It is no process of this machine."""
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,9 +13,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from aiohttp import web
 
+from swapper.errors import BackendRefused
 from tests.support.virtual_time import virtual
 from workers.backend import TenantState
 from workers.control import ExitStatus
@@ -142,17 +145,21 @@ async def test_one_that_uses_cpu_time_is_at_work_though_it_answers_nothing(monke
 class Controlled:
     """A control whose process is this one, or nobody's."""
 
-    def __init__(self, pid: int | None) -> None:
+    def __init__(self, pid: int | None, *, dead: bool = False) -> None:
         self._pid = pid
+        self._dead = dead
         self.restarts = 0
+        self.ensured = 0
 
-    async def ensure(self) -> None: ...
+    async def ensure(self) -> None:
+        self.ensured += 1
+
     async def stop(self, grace_ms: int = 0) -> None: ...
     async def restart(self) -> None:
         self.restarts += 1
 
     def alive(self) -> bool | None:
-        return None if self._pid is None else True
+        return False if self._dead else None if self._pid is None else True
 
     def pid(self) -> int | None:
         return self._pid
@@ -266,3 +273,27 @@ async def test_a_router_that_hangs_is_started_anew_where_it_is_ours(
         assert said == (f"{who} lived and did not answer for 30 s: started anew" if ours else None)
         assert control.restarts == ours
         assert await one.end_hung() is None
+
+
+async def test_a_port_that_somebody_else_has_is_told_with_his_name_and_he_is_not_steered(
+    front: Front, tmp_path: Path
+) -> None:
+    control = Controlled(None, dead=True)
+    async with backend(front, control, tmp_path) as one:
+        port, name = front.url.rpartition(":")[2], psutil.Process().name()
+        said = rf"^port {port} is taken by process {os.getpid()} \({re.escape(name)}\), and the router of llama cannot"
+        for verb in (one.start(), one.load("llama/med")):
+            with pytest.raises(BackendRefused, match=said):
+                await verb
+        assert await one.observe() == {"llama/med": TenantState.UNREACHABLE}
+        assert control.ensured == 0
+        front.url = f"http://127.0.0.1:{free_port()}"
+    async with backend(front, control, tmp_path) as one:
+        await one.start()
+    assert control.ensured == 1
+
+
+async def test_a_router_that_is_not_ours_to_start_is_steered_whoever_it_is(front: Front, tmp_path: Path) -> None:
+    async with backend(front, Controlled(None), tmp_path) as one:
+        await one.start()
+        assert await one.observe() == {"llama/med": TenantState.LOADED}

@@ -38,6 +38,10 @@ class Control(Protocol):
         """Adopt or start the process."""
         ...
 
+    def alive(self) -> bool | None:
+        """Whether its process lives; None where it is not ours."""
+        ...
+
     def pid(self) -> int | None:
         """Its process while it lives; None also where it is not ours."""
         ...

@@ -23,6 +23,7 @@ class Roster:
         self._configured = frozenset(tenants.values())
         if server is None:
             server = next((tenant.partition("/")[0] for tenant in tenants), None)
+        self.server = server or url
         self._prefix = f"{server}/" if server is not None else None
         self._strangers: dict[str, str] = {}
         self._holding: frozenset[str] = frozenset()

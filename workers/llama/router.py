@@ -16,6 +16,7 @@ from pathlib import Path
 
 from swapper.errors import BackendDown, BackendError, BackendGone, BackendRefused
 from workers.backend import Loaded, Quiesced, Restored, Room, SaveArgs, Saved, TenantState
+from workers.control.port import taken
 from workers.llama.answer import answer_over, smallest_answer
 from workers.llama.child import find_child, gone
 from workers.llama.conversations import Conversations, Keeping
@@ -73,10 +74,23 @@ class LlamaRouter:
         self._cut_at = float("-inf")
 
     async def start(self) -> None:
-        """Start or adopt the router where we control it, and listen to its events."""
+        """Start or adopt the router where we control it, and listen to its events.
+
+        Raises BackendRefused where somebody else listens at its address: ours would end at once, and his be steered.
+        """
         if self._control is not None:
+            await self._refuse_foreign()
             await self._control.ensure()
         self._events.open()
+
+    async def _refuse_foreign(self) -> None:
+        if self._is_foreign() and (who := await asyncio.to_thread(taken, self._http.url)) is not None:
+            text = f"{who}, and the router of {self._roster.server} cannot listen there: end that process"
+            raise BackendRefused(f"{text}, or give the router another port")
+
+    def _is_foreign(self) -> bool:
+        """Whether whoever answers at the address is not ours, though it should be."""
+        return self._control is not None and self._control.alive() is False
 
     async def close(self) -> None:
         """Finish the digests under way, then drop the connections."""
@@ -103,6 +117,8 @@ class LlamaRouter:
         except BackendError:
             return self._roster.unseen(lambda _: TenantState.UNREACHABLE)
         self._front.heard()
+        if self._is_foreign():
+            return self._roster.unseen(lambda _: TenantState.UNREACHABLE)
         self._known.compare(models)
         loaded = [model for model in models.values() if state_of(model) in _STANDING and model.id == model.name]
         self._vitals.forget(but={model.id for model in loaded})
@@ -183,6 +199,7 @@ class LlamaRouter:
         name = self._roster.configured(tenant)
         loop = asyncio.get_running_loop()
         began = loop.time()
+        await self._refuse_foreign()
         await self._talks.read_ahead(tenant)
         model, fresh = await self._brought(name)
         try:
