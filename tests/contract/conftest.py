@@ -174,21 +174,25 @@ async def bare(bare_router: Router) -> AsyncIterator[Talk]:
         yield talk
 
 
-@pytest.fixture
-async def backend(world: World, tmp_path: Path) -> AsyncIterator[Backend]:
+def backend_of(world: World, state: Path) -> LlamaServer | LlamaRouter:
+    """One that was not started yet and knows nothing of what others did."""
     names = [*MODELS, "broken", "vectors", "hasty", "sleepy", "absent"]
-    server, state = world.router, tmp_path / "state"
+    server = world.router
     if isinstance(server, PlainServer):
         control = server.control()
-        backend = LlamaServer(server.url, tenant="llama/alpha", control=control, state_dir=state, slot_dir=world.slots)
-    else:
-        backend = LlamaRouter(
-            server.url,
-            tenants={f"llama/{name}": name for name in names},
-            state_dir=state,
-            slot_dir=world.slots,
-            control=OurLog(server),
-        )
+        return LlamaServer(server.url, tenant="llama/alpha", control=control, state_dir=state, slot_dir=world.slots)
+    return LlamaRouter(
+        server.url,
+        tenants={f"llama/{name}": name for name in names},
+        state_dir=state,
+        slot_dir=world.slots,
+        control=OurLog(server),
+    )
+
+
+@pytest.fixture
+async def backend(world: World, tmp_path: Path) -> AsyncIterator[Backend]:
+    backend = backend_of(world, tmp_path / "state")
     await backend.start()
     try:
         yield backend

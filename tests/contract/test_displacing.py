@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from itertools import count
+from pathlib import Path
 
 import pytest
 
 from swapper.errors import BackendRefused
-from tests.contract.conftest import World
+from tests.contract.conftest import World, backend_of
 from tests.contract.saving import LONG
 from tests.contract.talk import Talk
 from workers.backend import Backend, Room, SaveArgs, Saved, SlotUse
@@ -76,6 +77,26 @@ async def test_what_came_back_already_is_not_brought_again_over_what_it_has_beco
     late = await backend.restore(ALPHA, saved.snapshot, -1, Room(fresh()))
     assert (late.slot, late.displaced) == (first.slot, None)
     assert (await talk.slot("alpha", first.slot))["n_prompt_tokens"] == grown > saved.tokens
+
+
+async def test_who_carries_it_out_again_after_a_death_takes_the_same_slot_and_pushes_out_no_other(
+    world: World, backend: Backend, talk: Talk, tmp_path: Path
+) -> None:
+    saved = await on_disk(backend, talk)
+    newer, older = await two_others(talk)
+    room = Room(fresh(), (Conversation("older", ("older",), older, used_ms=4),), token=3)
+    first = await backend.restore(ALPHA, saved.snapshot, -1, room)
+    successor = backend_of(world, tmp_path / "state of the next")
+    await successor.start()
+    try:
+        again = await successor.restore(ALPHA, saved.snapshot, -1, room)
+    finally:
+        await successor.close()
+    assert (again.slot, again.tokens, again.displaced) == (first.slot, first.tokens, first.displaced)
+    assert again.displaced is not None
+    assert (again.displaced.id, again.displaced.tokens) == ("older", older)
+    assert (await talk.slot("alpha", 0))["n_prompt_tokens"] == newer
+    assert await reused(talk, first.slot, "Kept. " + LONG) > 0.9 * saved.tokens
 
 
 async def test_without_room_only_an_empty_slot_will_do(backend: Backend, talk: Talk) -> None:

@@ -277,6 +277,8 @@ class Conversations:
         self, tenant: str, model: Model, manifest: Manifest, room: Room | None, keeper: Keeper
     ) -> Restored:
         run = await self.run(model)
+        if room is not None and (made_room := await keeper.manifest(room.name)) is not None:
+            return await self._again(model, manifest, made_room, keeper)
         for _ in range(_ATTEMPTS):
             slots = await self._http.slots(model.name)
             if (there := came_before(run, slots, manifest)) is not None:
@@ -293,6 +295,15 @@ class Conversations:
                 return await self._exchanged(model, manifest, slot, after, keeper, displaced)
         said = f"whatever was to make room for it in {model.name} was gone on with meanwhile"
         raise BackendBusy(f"{manifest.snapshot} was not restored: {said}")
+
+    async def _again(self, model: Model, manifest: Manifest, made_room: Manifest, keeper: Keeper) -> Restored:
+        """Who died over this restore had saved what was to make room already: the same slot is taken, no other."""
+        slot = (await self._http.slots(model.name))[made_room.slot]
+        if slot.is_processing or slot.n_prompt_tokens not in (None, made_room.tokens, manifest.tokens):
+            taken = f"slot {slot.id}, which was to be given to it, was gone on with meanwhile"
+            raise BackendRefused(f"{manifest.snapshot} was not restored: {taken}")
+        displaced = Displaced(made_room.snapshot, made_room.tokens, made_room.bytes, made_room.id)
+        return await self._exchanged(model, manifest, slot, task_of(slot), keeper, displaced)
 
     async def _displaced(
         self, tenant: str, model: Model, slots: Sequence[Slot], slot: Slot, room: Room, keeper: Keeper
