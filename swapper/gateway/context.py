@@ -70,7 +70,7 @@ class Limits:
 
 
 class Budget:
-    """Bytes of bodies held for calls that have no answer yet, all together at most `limit`."""
+    """Bytes of bodies held for calls that have no answer yet or only its beginning, all together at most `limit`."""
 
     __slots__ = ("limit", "used")
 
@@ -88,6 +88,41 @@ class Budget:
     def give(self, size: int) -> None:
         """Return what was taken."""
         self.used -= size
+
+
+class Held:
+    """A body and its share of the budget, until the answer begins, or has passed where the body is kept for that."""
+
+    __slots__ = ("_budget", "body", "size")
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self.size = 0
+        self.body = b""
+
+    def add(self, size: int) -> bool:
+        """Take `size` more bytes of the budget; False when it is spent."""
+        if not self._budget.take(size):
+            return False
+        self.size += size
+        return True
+
+    def sent(self, *, wanted: int) -> bool:
+        """The body is sent. Whether the call may go on holding `wanted` bytes of it: in half of the budget at most.
+
+        The other half is for calls that wait.
+        """
+        self.body = b""
+        kept = 0 < wanted <= self.size and self._budget.used <= self._budget.limit // 2
+        self._budget.give(self.size - (wanted if kept else 0))
+        self.size = wanted if kept else 0
+        return kept
+
+    def release(self) -> None:
+        """The body is needed no more. Safe to repeat."""
+        self._budget.give(self.size)
+        self.size = 0
+        self.body = b""
 
 
 LEFT = 499

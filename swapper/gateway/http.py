@@ -19,10 +19,10 @@ from aiohttp import web
 from swapper.core.types import WorkClass
 from swapper.gateway import errors, filler
 from swapper.gateway.admission import Full
-from swapper.gateway.context import LEFT, GatewayContext
+from swapper.gateway.context import LEFT, GatewayContext, Held
 from swapper.gateway.filler import Api
 from swapper.gateway.parse import Ask, Decoding, decoding, parse_body, parse_class
-from swapper.gateway.pipe import Exchange, Held
+from swapper.gateway.pipe import Exchange
 from swapper.problem import Problem
 
 SERVER_OPTIONS: dict[str, Any] = {"handler_cancellation": True, "auto_decompress": False}
@@ -82,7 +82,9 @@ async def _dispatch(ctx: GatewayContext, request: web.Request, api: Api, held: H
         return errors.queue_full(call.waiting)
     code = LEFT
     try:
-        outcome = await Exchange(ctx, request, ctx.targets[tenant], ask, api, held, call).run()
+        exchange = Exchange(ctx, request, ctx.targets[tenant], ask, api, held, call)
+        del ask  # views of the body, which may go before the answer has passed
+        outcome = await exchange.run()
         code = outcome.status
         return outcome
     finally:

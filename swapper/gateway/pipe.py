@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
@@ -22,12 +22,14 @@ from yarl import URL
 from swapper.gateway import errors
 from swapper.gateway.admission import Call, CallState, Turn
 from swapper.gateway.child import Child
-from swapper.gateway.context import Budget, GatewayContext, Target
+from swapper.gateway.context import GatewayContext, Held, Target
 from swapper.gateway.filler import Api, Keepalive, comment
+from swapper.gateway.known import Known
 from swapper.gateway.parse import Ask, with_model
 from swapper.gateway.proof import Tail
 from swapper.gateway.sse import Frames
 from swapper.problem import Problem
+from swapper.snapshots.chain import chain_of
 
 HOP = frozenset(
     {
@@ -57,30 +59,6 @@ def open_session() -> aiohttp.ClientSession:
         auto_decompress=False,
         skip_auto_headers=("User-Agent", "Accept", "Content-Type"),
     )
-
-
-class Held:
-    """A body and its share of the budget, until the answer begins."""
-
-    __slots__ = ("_budget", "body", "size")
-
-    def __init__(self, budget: Budget) -> None:
-        self._budget = budget
-        self.size = 0
-        self.body = b""
-
-    def add(self, size: int) -> bool:
-        """Take `size` more bytes of the budget; False when it is spent."""
-        if not self._budget.take(size):
-            return False
-        self.size += size
-        return True
-
-    def release(self) -> None:
-        """The body is needed no more. Safe to repeat."""
-        self._budget.give(self.size)
-        self.size = 0
-        self.body = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +117,10 @@ class Exchange:
         self._ctx = ctx
         self._request = request
         self._target = target
-        self._ask = ask
-        self._api = api
         self._held = held
+        self._known = self._know(ask)
+        self._ask = replace(ask, fields=None)
+        self._api = api
         self._call = call
         self._response: web.StreamResponse | None = None
         self._complete = False
@@ -149,16 +128,30 @@ class Exchange:
         self._deaths = 0
         self._tries = 0
         self._first_try_ms: int | None = None
-        self._known = ctx.talks.know(target.tenant, request.path, ask, held.body)
         if ask.stream:
             chosen = comment if ctx.limits.keepalive_comments else api.keepalive
             self._keepalive = Keepalive(request, chosen, ask.model, ctx.limits.keepalive_ms / 1000)
 
+    def _know(self, ask: Ask) -> Known | None:
+        """The call's conversation, and its body as it is sent. What has to be copied for it takes of the budget too.
+
+        None where its prompt is none that can be followed.
+        """
+        target, path, held, renamed = self._target, self._request.path, self._held, ask.model != self._target.model
+        chain = None if ask.fields is None else chain_of(path, ask.fields)
+        if renamed:
+            held.body = with_model(held.body, target.model)
+            held.add(max(len(held.body) - held.size, 0))
+        if chain is None:
+            return None
+        beside = len(chain.text) if renamed and chain.text is not None else chain.copied
+        if beside and not held.add(beside):
+            chain = chain.without_text()
+        return self._ctx.talks.know(target.tenant, path, chain, held.body)
+
     async def run(self) -> web.StreamResponse | Problem:
         """See the class."""
         try:
-            if self._ask.model != self._target.model:
-                self._held.body = with_model(self._held.body, self._target.model)
             while True:
                 turn = Turn.RUN if self._call.state is CallState.RUNNING else await self._call.turn()
                 outcome = await self._attempt() if turn is Turn.RUN else self._waited_in_vain(turn)
@@ -264,7 +257,10 @@ class Exchange:
             return _Again(_words(error), died=True)
         early = await self._keepalive.stop() if self._keepalive is not None else None
         self._call.first_byte()
-        self._held.release()
+        if (known := self._known) is None:
+            self._held.release()
+        else:
+            known.sent(keep=self._held.sent(wanted=0 if known.request is None else len(known.request.body)))
         sse = upstream.content_type == "text/event-stream"
         if early is not None:
             self._response = early

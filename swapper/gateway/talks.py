@@ -10,23 +10,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, cast
 
 import msgspec
 
 from swapper.core.conversations import ProofResult, Strategy
 from swapper.core.types import Command, Report
+from swapper.gateway.known import Known
 from swapper.gateway.proof import Ledger, Reuse, Tail, Unproved, finding, pick_slot, read_slots, read_unproved
 from swapper.gateway.recall import Recalled, RecallFailed, recall
 from swapper.gateway.replay import Replays
-from swapper.snapshots.chain import Chain, chain_of
+from swapper.snapshots.chain import Chain
 from swapper.snapshots.conversation import Conversation, Kept, Match, Place, Relation, Request
 from swapper.snapshots.index import Index
 
 if TYPE_CHECKING:
     from swapper.gateway.context import GatewayContext, Target
-    from swapper.gateway.parse import Ask
     from swapper.gateway.written import Written
 
 MOST = 100
@@ -39,15 +39,6 @@ AGAIN_S = 0.1
 """Where something short is in the way of that, it is asked for again so much later."""
 WORTH_TOKENS = 128
 """Fewer are read faster than they are brought."""
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A call's place among the conversations: what it continued when it came, and what may be kept of it."""
-
-    tenant: str
-    chain: Chain
-    request: Request | None
 
 
 class Talks:
@@ -114,20 +105,17 @@ class Talks:
 
     # ---- a call
 
-    def know(self, tenant: str, path: str, ask: Ask, body: bytes) -> Known | None:
-        """The call's conversation; None where its prompt is none that can be followed."""
-        chain = None if ask.fields is None else chain_of(path, ask.fields)
-        if chain is None:
-            return None
+    def know(self, tenant: str, path: str, chain: Chain, body: bytes) -> Known:
+        """A call among the conversations: its prompt has this chain."""
         return Known(tenant, chain, None if tenant in self._private else Request(path, body))
 
     async def ready(self, tenant: str, known: Known | None) -> None:
         """Before a call is sent: its conversation comes back from disk, and replays make room for it."""
         self._moved(tenant)
-        match = None if known is None else self.index.find(tenant, known.chain)
+        match = None if known is None else known.match(self.index)
         talk = None if match is None else match.conversation
         await self._replays.make_room(tenant, talk.id if talk is not None and match is not None else None)
-        if match is None or talk is None or talk.place is not Place.DISK or not _goes_on(match):
+        if match is None or talk is None or talk.place is not Place.DISK or not match.of_use:
             return
         if talk.tokens >= WORTH_TOKENS:
             await self._bring(tenant, talk.id, talk.snapshot, talk.tokens)
@@ -170,9 +158,9 @@ class Talks:
         self._moved(target.tenant)
         reuse = None if tail is None else tail.reuse()
         ledger = self._ledgers.get(target.tenant)
-        match = None if known is None else self.index.find(target.tenant, known.chain)
-        if known is not None:
-            self._note(known, reuse)
+        match = None if known is None else known.match(self.index)
+        if known is not None and match is not None:
+            self._note(known, match, reuse)
         if self._written is not None:
             self._written.due()
         if reuse is None or self._ctx is None:
@@ -185,14 +173,13 @@ class Talks:
         """A call is sent or was answered: what is seen of the slots from now on may be its doing."""
         self._moves[tenant] = self._moves.get(tenant, 0) + 1
 
-    def _note(self, known: Known, reuse: Reuse | None) -> None:
+    def _note(self, known: Known, match: Match, reuse: Reuse | None) -> None:
         cache_n = prompt_n = predicted_n = slot = None
         if reuse is not None:
             cache_n, prompt_n, slot = reuse.cache_n, reuse.prompt_n, reuse.slot
             predicted_n = None if reuse.left is None else reuse.left - cache_n - prompt_n + 1
-        self.index.answered(
-            known.tenant, known.chain, known.request, cache_n, prompt_n, predicted_n, slot, self._now_ms()
-        )
+        chain, request, now_ms = known.chain, known.handed_on(), self._now_ms()
+        self.index.answered(known.tenant, chain, request, cache_n, prompt_n, predicted_n, slot, now_ms, match)
 
     def _ambiguous(self, known: Known, reuse: Reuse) -> bool:
         """Whether another conversation left as many tokens in a slot, so that the number alone tells them not apart."""
@@ -402,12 +389,6 @@ class Talks:
 def _unread(talk: Conversation) -> dict[str, object]:
     """Told as one that waits for its turn to be replayed."""
     return {**asdict(talk.talk()), "unread": True}
-
-
-def _goes_on(match: Match) -> bool:
-    """Whether most of what is saved is of use to the call."""
-    talk = match.conversation
-    return match.whole or (talk is not None and match.relation == "edited")
 
 
 def _read_kept(value: object) -> tuple[Kept, ...]:

@@ -109,6 +109,11 @@ class Chain:
         """What every chain that shares anything with this one has, too, but for texts shorter than a block."""
         return self.seed if self.is_text and self.sizes[-1] < BLOCK_BYTES else self.links[0]
 
+    @property
+    def copied(self) -> int:
+        """Bytes of the text that are no view of the body's, but a copy."""
+        return len(self.text) if self.text is not None and isinstance(self.text.obj, bytes) else 0
+
     def without_text(self) -> Chain:
         """The same, and nothing of the body with it: `ends` and `end_at` know nothing any more."""
         return self if self.text is None else replace(self, text=None)

@@ -174,8 +174,23 @@ class Match:
         """Whether all of the conversation is in the request."""
         return self.relation in (Relation.SAME, Relation.EXTENDS)
 
+    @property
+    def of_use(self) -> bool:
+        """Whether the request can use most of what is saved of the conversation."""
+        return self.whole or self.relation is Relation.EDITED
+
+    @property
+    def closeness(self) -> tuple[int, int, int, int]:
+        """Of several the greatest counts: what shares most, then the nearest, then what was used last."""
+        talk = self.conversation
+        if talk is None:
+            return 0, 0, 0, 0
+        return self.links, _RANK[self.relation], _NEARNESS[talk.place], talk.used_ms
+
 
 NEW = Match(Relation.NEW)
+_RANK = {Relation.SAME: 3, Relation.EXTENDS: 3, Relation.EDITED: 2, Relation.BRANCHED: 1, Relation.NEW: 0}
+_NEARNESS = {Place.SERVER: 2, Place.DISK: 1, Place.COLD: 0}
 
 
 class Sought:

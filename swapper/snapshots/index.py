@@ -31,8 +31,6 @@ from swapper.snapshots.reread import Account, Counts, Why, account, advise, read
 _ATTACHED_LINKS = 8 * TOLD_LINKS
 """So many links back a snapshot on disk is known as an older state of a conversation."""
 _REPLACED = frozenset({Relation.SAME, Relation.EXTENDS, Relation.EDITED})
-_RANK = {Relation.SAME: 3, Relation.EXTENDS: 3, Relation.EDITED: 2, Relation.BRANCHED: 1, Relation.NEW: 0}
-_NEARNESS = {Place.SERVER: 2, Place.DISK: 1, Place.COLD: 0}
 _Key = tuple[str, str]
 
 
@@ -53,6 +51,7 @@ class _Tenant:
     told: set[str] = field(default_factory=set[str])
     slots: dict[int, str] = field(default_factory=dict[int, str])
     counts: Counts = field(default_factory=Counts)
+    version: int = 0
 
 
 class Index:
@@ -79,7 +78,12 @@ class Index:
             return NEW
         sought = Sought(chain)
         matches = (compare(known.talks[name], sought) for name in _candidates(known, sought))
-        return max(matches, key=_closeness, default=NEW)
+        return max(matches, key=lambda match: match.closeness, default=NEW)
+
+    def version(self, tenant: str) -> int:
+        """Another one whenever a conversation of the tenant came or went: what was found before may not be the best."""
+        known = self._tenants.get(tenant)
+        return 0 if known is None else known.version
 
     def answered(
         self,
@@ -91,12 +95,14 @@ class Index:
         predicted_n: int | None,
         slot: int | None,
         now_ms: int,
+        match: Match | None = None,
     ) -> Account:
         """A request was answered with these figures, None where the answer has none: the conversation is in the server.
 
-        `request` is None where none may be kept, `slot` where it is not known which one answered.
+        `request` is None where none may be kept, `slot` where it is not known which one answered. `match` is what
+        `find` says now, for whoever has asked already.
         """
-        match = self.find(tenant, chain)
+        match = self.find(tenant, chain) if match is None else match
         cached, processed, generated = 0, 0, None
         if cache_n is not None and prompt_n is not None:
             cached, processed, generated = cache_n, prompt_n, predicted_n
@@ -263,6 +269,7 @@ class Index:
         """Add one, as the one used last; what no longer fits goes."""
         self._drop(tenant, talk.id)
         known, key = self._tenants[tenant], (tenant, talk.id)
+        known.version += 1
         self._order[key] = None
         if talk.links.first is None:
             known.told.add(talk.id)
@@ -287,6 +294,7 @@ class Index:
         if key not in self._order:
             return
         self._drop_body(key)
+        known.version += 1
         del self._order[key]
         talk = known.talks.pop(name)
         known.told.discard(name)
@@ -341,13 +349,6 @@ def _candidates(known: _Tenant, sought: Sought) -> Iterator[str]:
     if chain.is_text and (short := known.roots.get(chain.seed)):
         yield from short & {chain.links[0].hex(), *(end.hex() for end in sought.ends(0))}
     yield from known.told
-
-
-def _closeness(match: Match) -> tuple[int, int, int, int]:
-    talk = match.conversation
-    if talk is None:
-        return 0, 0, 0, 0
-    return match.links, _RANK[match.relation], _NEARNESS[talk.place], talk.used_ms
 
 
 def _told(links: Links, one: Kept) -> Conversation:

@@ -11,9 +11,8 @@ import pytest
 from aiohttp import web
 
 from swapper.gateway import http
-from swapper.gateway.context import INFLATED_AT_ONCE, GatewayContext
+from swapper.gateway.context import INFLATED_AT_ONCE, GatewayContext, Held
 from swapper.gateway.parse import Ask, Decoding, parse_body
-from swapper.gateway.pipe import Held
 from swapper.problem import Problem
 from tests.unit.gateway_doubles import CHAT, Answer, Served, serve
 
