@@ -256,7 +256,7 @@ async def _gateway(config: Config, folder: StateFolder, store: RedisStore, stack
         max_waiting=config.policy.max_queue,
         concurrency=concurrency,
     )
-    swaps = await store.swaps(limit=RECORD)
+    swaps, others = await store.swaps(limit=RECORD), (await store.read()).gateways
     member = await _member(config, store, admission)
     stack.push_async_callback(member.close)
     session = open_session()
@@ -278,7 +278,7 @@ async def _gateway(config: Config, folder: StateFolder, store: RedisStore, stack
         session=session,
     )
     for tenant in (t for t in config.spec().tenants if admission.gate(t).open):
-        resume(member.talks, tenant, swaps)
+        resume(member.talks, tenant, swaps, others)
     return context
 
 

@@ -6,8 +6,9 @@ since its last use, as far as the record goes. What is on disk is found there ag
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 from swapper.core import plan
 from swapper.core.steps import comes_back
@@ -16,8 +17,11 @@ from swapper.gateway.talks import Talks
 from swapper.snapshots.conversation import Place
 
 
-def resume(talks: Talks, tenant: str, swaps: Sequence[Swap]) -> None:
-    """Of a tenant whose gate was open when this process began. `swaps`: the last ones, the newest first."""
+def resume(talks: Talks, tenant: str, swaps: Sequence[Swap], others: Collection[str] = ()) -> None:
+    """Of a tenant whose gate was open when this process began. `swaps`: the last ones, the newest first.
+
+    `others`: the gateways that live beside this one. What was to be replayed by one that is dead is taken over.
+    """
     if talks.opened_here(tenant):
         return  # a swap has told since
     last = next((swap for swap in swaps if _loaded(swap, tenant)), None)
@@ -26,10 +30,16 @@ def resume(talks: Talks, tenant: str, swaps: Sequence[Swap]) -> None:
         loaded_ms = last.ended_ms or last.started_ms
         there = tuple(talk for talk in last.conversations if not talk.kept or talk.result is None)
         args = comes_back(replace(last, conversations=there), tenant)
-        talks.opened(tenant, last.card, last.id, {**args, "loaded": True})
+        talks.opened(tenant, last.card, last.id, {**args, "loaded": True, "recall": _ours(args, others)})
     for talk in talks.index.conversations(tenant):
         if talk.place is Place.COLD and talk.request is not None and talk.used_ms >= loaded_ms:
             talks.index.found(tenant, talk.id)
+
+
+def _ours(args: Mapping[str, object], others: Collection[str]) -> list[dict[str, object]]:
+    theirs = {f"gateway:{name}" for name in others}
+    again = cast("Sequence[Mapping[str, object]]", args["recall"])
+    return [{**one, "gateway": None} for one in again if one["gateway"] not in theirs]
 
 
 def _loaded(swap: Swap, tenant: str) -> bool:

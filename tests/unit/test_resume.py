@@ -12,8 +12,8 @@ from swapper.core.types import Step, StepOutcome, StepRecord, Swap
 from swapper.gateway.resume import resume
 from swapper.gateway.talks import Talks
 from swapper.snapshots.conversation import Place, Request
-from swapper.snapshots.index import Index
-from tests.unit.gateway_doubles import ALPHA, Served, serve
+from swapper.snapshots.index import Index, Limits
+from tests.unit.gateway_doubles import ALPHA, Served, answer, serve
 from tests.unit.index_doubles import CHAT, body, chat
 
 LOADED_MS = 1_000
@@ -90,6 +90,20 @@ def test_what_stayed_on_disk_is_found_there_and_what_came_back_is_in_its_slot(ta
     assert talks.opened_here(ALPHA)
 
 
+def test_when_a_manifest_says_they_were_used_decides_which_of_them_is_the_newest(talks: Talks) -> None:
+    lines = (
+        line("ab", "a.kv", kept=True, slot=-1, used_ms=30),
+        line("cd", "b.kv", restored=True, result=ProofResult.UNPROVED, slot=1, used_ms=20),
+        line("ef", "c.kv", restored=True, result=ProofResult.UNPROVED, slot=0, used_ms=25),
+    )
+    resume(talks, ALPHA, [back(*lines)])
+    assert [talk["used_ms"] for talk in talks.told(ALPHA)] == [25, 20]
+    assert {talk.used_ms for talk in talks.index.conversations(ALPHA)} == {20, 25, 30}
+    talks.index.limits = Limits(conversations=2)
+    talks.index.remembered(ALPHA, NEW, Request(CHAT, b"{}"), 1, 40)
+    assert {talk.used_ms for talk in talks.index.conversations(ALPHA)} == {40, 25}
+
+
 def test_what_came_back_from_disk_and_was_seen_warm_is_not_said_to_lie_there(talks: Talks) -> None:
     resume(talks, ALPHA, [back(line("ab", "a.kv", kept=True, restored=True, result=ProofResult.WARM))])
     assert talks.index.conversations(ALPHA) == ()
@@ -100,3 +114,19 @@ def test_a_swap_that_has_told_since_is_not_overruled(talks: Talks) -> None:
     remember(talks.index, "ab", LOADED_MS)
     resume(talks, ALPHA, [back()])
     assert place(talks, "ab") is Place.COLD
+
+
+async def test_what_a_dead_gateway_was_to_replay_is_taken_over_and_what_a_living_one_has_is_left_to_it() -> None:
+    async with serve() as gateway:
+        talks = gateway.member.talks
+        mine, theirs = (remember(talks.index, letters, 500) for letters in ("abc", "xyz"))
+        waiting = [
+            line(letters, f"replay:{name}", strategy="replay", gateway=f"gateway:{who}", head=name)
+            for letters, name, who in (("abc", mine, "dead"), ("xyz", theirs, "other"))
+        ]
+        gateway.upstream.scripts = [answer({"timings": {"cache_n": 0, "prompt_n": 500}, "__verbose": {"id_slot": 0}})]
+        resume(talks, ALPHA, [back(*waiting)], ["other"])
+        while (report := await gateway.link.reports.get()).verb != "recalled":
+            pass
+        assert (report.outcome, report.data["snapshot"]) == ("ok", f"replay:{mine}")
+        assert len(gateway.upstream.seen) == 1
