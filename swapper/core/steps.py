@@ -108,7 +108,7 @@ def _say_placed(draft: Draft, tenant: str) -> None:
         "tokens": asked.tokens,
         "detail": asked.reason,
         "again": asked.kept,
-        "kept": [{"snapshot": c.snapshot, "id": c.head, "links": list(c.links), "tokens": c.tokens} for c in kept],
+        "kept": [_on_disk(c) for c in kept],
     }
     draft.order(PLACED, tenant, said)
 
@@ -269,26 +269,21 @@ def comes_back(swap: Swap, tenant: str) -> Mapping[str, object]:
     return {
         "loaded": loaded,
         "unproved": [
-            {
-                "snapshot": c.snapshot,
-                "slot": c.slot,
-                "tokens": c.tokens,
-                "id": c.head,
-                "links": list(c.links),
-                "strategy": c.strategy,
-            }
-            for c in mine
-            if c.result is ProofResult.UNPROVED
+            {**_on_disk(c), "slot": c.slot, "strategy": c.strategy} for c in mine if c.result is ProofResult.UNPROVED
         ],
-        "kept": [
-            {"snapshot": c.snapshot, "id": c.head, "links": list(c.links), "tokens": c.tokens} for c in mine if c.kept
-        ],
+        "kept": [_on_disk(c) for c in mine if c.kept],
         "recall": [
             {"snapshot": c.snapshot, "id": c.head, "tokens": c.tokens, "gateway": c.gateway}
             for c in mine
             if loaded and c.strategy == Strategy.REPLAY and c.saved and c.result is None
         ],
     }
+
+
+def _on_disk(c: Conversation) -> Mapping[str, object]:
+    """A snapshot, and what its manifest tells of whose it is and when that was last used."""
+    known = {"id": c.head, "links": list(c.links), "tokens": c.tokens, "used_ms": c.used_ms}
+    return {"snapshot": c.snapshot, **known}
 
 
 _BEGIN: Mapping[Step, Callable[[Draft], None]] = {

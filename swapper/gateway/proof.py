@@ -100,6 +100,7 @@ class Unproved:
     id: str = ""
     links: tuple[str, ...] = ()
     strategy: str = "slots"
+    used_ms: int = 0
 
 
 _answer = msgspec.json.Decoder(_Answer)
@@ -280,7 +281,6 @@ def finding(ledger: Ledger, match: Match | None, reuse: Reuse, slot: int | None)
         "slot": one.slot if slot is None else slot,
         "result": result.value,
         "cache_n": reuse.cache_n,
-        "prompt_n": reuse.prompt_n,
         "reason": reason,
         "tokens": one.tokens,
         "made_room": True,
@@ -302,7 +302,7 @@ async def read_slots(target: Target, session: aiohttp.ClientSession) -> list[Slo
 
 
 def read_unproved(value: object) -> tuple[Unproved, ...]:
-    """The `unproved` argument of an `open` command: `[{snapshot, slot, tokens}]`."""
+    """The `unproved` argument of an `open` command: `[{snapshot, slot, tokens, id, links, strategy, used_ms}]`."""
     if not isinstance(value, list | tuple):
         return ()
     return tuple(msgspec.convert(item, Unproved) for item in cast("list[object]", value))

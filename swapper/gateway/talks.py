@@ -254,7 +254,8 @@ class Talks:
         if loaded:
             self._unread.pop(tenant, None)
             self.index.left(tenant, "the model was unloaded, and this conversation was not saved")
-            self.index.kept(tenant, (*(Kept(one.snapshot, one.id, one.links, one.tokens) for one in unproved), *kept))
+            back = (Kept(one.snapshot, one.id, one.links, one.tokens, one.used_ms) for one in unproved)
+            self.index.kept(tenant, (*back, *kept))
         if not again_told:
             for one in unproved:
                 there = self.index.placed(tenant, one.id, one.slot, one.tokens) if loaded else None
@@ -392,5 +393,5 @@ def _unread(talk: Conversation) -> dict[str, object]:
 
 
 def _read_kept(value: object) -> tuple[Kept, ...]:
-    """`kept` of an `open` or `placed`: `[{snapshot, id, links, tokens}]`."""
+    """`kept` of an `open` or `placed`: `[{snapshot, id, links, tokens, used_ms}]`."""
     return tuple(msgspec.convert(one, Kept) for one in cast("Sequence[object]", value or ()))

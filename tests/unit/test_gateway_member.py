@@ -329,7 +329,6 @@ async def test_a_streamed_answer_proves_the_conversation_of_its_slot() -> None:
             "slot": 1,
             "result": "warm",
             "cache_n": 3990,
-            "prompt_n": 50,
             "reason": None,
             "tokens": 4000,
             "made_room": True,
