@@ -12,12 +12,11 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import cast
 
-import structlog
 from aiohttp import web
 
 from swapper import api
@@ -28,7 +27,6 @@ from swapper.config import Config
 from swapper.config.advice import model_options
 from swapper.config.schema import CardEntry, TenantEntry
 from swapper.coordinator import Coordinator
-from swapper.core.commit import Alert, Commit
 from swapper.core.spec import Spec
 from swapper.errors import ConfigError, StoreDown, SwapperError
 from swapper.foresee import before_start
@@ -47,6 +45,7 @@ from swapper.snapshots.shelf import Shelved
 from swapper.statefolder import StateFolder, writing
 from swapper.store.kept import Kept
 from swapper.store.redis import RedisStore
+from swapper.watches import background, or_failed, until_ended, warn, watch_folder
 from workers.agent import Agent
 from workers.backend import Backend
 from workers.control import Control
@@ -55,14 +54,9 @@ from workers.control.command import CommandControl
 from workers.marks import Marks
 from workers.vram.declared import Declared
 
-log = structlog.get_logger(__name__)
-
 SHUTDOWN_S = 2.0
-ALERT_RETRY_S = 1.0
 RECORD = 200
 """So many of the last swaps are looked through for what came back with a model that still serves."""
-LOOK_S = 2.0
-"""So often the state folder is looked at though nobody asks."""
 
 
 @dataclass(slots=True)
@@ -145,30 +139,22 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
         store = await _store(config, folder, stack, failed, kept)
         spec = config.spec()
         controls = {name: control_of(name, entry, config) for name, entry in config.tenants.items()}
-        backends = {name: backend_of(name, entry, config, controls[name]) for name, entry in config.tenants.items()}
-        for backend in backends.values():
-            stack.push_async_callback(backend.close)
-        with writing(config.state_dir):
-            marks = Marks.open(config.state_dir / "marks" / f"{host}.jsonl")
-        stack.callback(marks.close)
-        agent = Agent(host, store, backends, spec.tenants, _probes(spec, host), marks)
-        stack.push_async_callback(agent.close)
-        await agent.claim()
-        await _warn(store, tuple(await before_start(config, controls)))
+        backends = _backends(config, controls, stack)
+        agent = await _agent(config, host, store, spec, backends, stack)
+        await warn(store, tuple(await before_start(config, controls)))
         await asyncio.gather(*(backend.start() for backend in backends.values()))
         coordinator = Coordinator(store, spec, new_id)
         front = await _gateway(config, folder, store, stack)
-        await _background(stack, failed, _until_ended(front.member), "gateway")
-        await _background(stack, failed, _watch_folder(folder, store, spec), "watch over the state folder")
+        await background(stack, failed, until_ended(front.member), "gateway")
+        await background(stack, failed, watch_folder(folder, store, spec), "watch over the state folder")
         live = _Live(coordinator, spec, front.member, folder)
-        await _background(stack, failed, coordinator.run(), "coordinator")
-        await _or_failed(coordinator.listening, failed)
-        await _background(stack, failed, agent.run(), "agent")
+        await background(stack, failed, coordinator.run(), "coordinator")
+        await or_failed(coordinator.listening, failed)
+        await background(stack, failed, agent.run(), "agent")
         context = _api(config, store, live, front, backends)
         context.whose = _ourselves(config, kept, controls).whose
-        front.told = context.meter.answered
         url = await _serve(config, context, front, stack)
-        await _background(stack, failed, context.count(), "metrics")
+        await background(stack, failed, context.count(), "metrics")
         yield Running(url, store, spec, coordinator, controls, config, failed)
 
 
@@ -184,38 +170,17 @@ async def _store(
             raise SwapperError(str(down)) from down  # ours to start: nobody else's to reach, and no try later helps
         stack.push_async_callback(kept.stop)
         folder.watch(kept.lost)
-        await _background(stack, failed, kept.keep(), "embedded store")
+        await background(stack, failed, kept.keep(), "embedded store")
     store = await RedisStore.open(url)
     stack.push_async_callback(store.close)
     return store
 
 
-async def _watch_folder(folder: StateFolder, store: RedisStore, spec: Spec) -> None:
-    """Say once what happened, in the log and as an alert of every card; the status says it for as long as it is so."""
-    told: str | None = None
-    while True:
-        problem = folder.look()
-        if problem is not None and problem != told:
-            log.error("the state folder is not as it was", problem=problem)
-            await _alert(store, Commit(alerts=tuple(Alert(card, problem) for card in spec.cards)))
-            told = problem
-        await asyncio.sleep(LOOK_S)
-
-
-async def _warn(store: RedisStore, alerts: tuple[Alert, ...]) -> None:
-    for alert in alerts:
-        log.warning("alert", card=alert.card, text=alert.text)
-    if alerts:
-        await _alert(store, Commit(alerts=alerts))
-
-
-async def _alert(store: RedisStore, alerts: Commit) -> None:
-    while True:
-        try:
-            await store.commit(alerts)
-            return
-        except StoreDown:  # the socket is gone as well: until a call finds an open connection
-            await asyncio.sleep(ALERT_RETRY_S)
+def _backends(config: Config, controls: Mapping[str, Control], stack: AsyncExitStack) -> Mapping[str, Backend]:
+    found = {name: backend_of(name, entry, config, controls[name]) for name, entry in config.tenants.items()}
+    for backend in found.values():
+        stack.push_async_callback(backend.close)
+    return found
 
 
 def control_of(name: str, entry: TenantEntry, config: Config) -> Control:
@@ -232,6 +197,24 @@ def _probes(spec: Spec, host: str) -> Mapping[str, Declared]:
         for card in spec.cards.values()
         if card.host == host
     }
+
+
+async def _agent(
+    config: Config,
+    host: str,
+    store: RedisStore,
+    spec: Spec,
+    backends: Mapping[str, Backend],
+    stack: AsyncExitStack,
+) -> Agent:
+    """The host is ours from here on."""
+    with writing(config.state_dir):
+        marks = Marks.open(config.state_dir / "marks" / f"{host}.jsonl")
+    stack.callback(marks.close)
+    agent = Agent(host, store, backends, spec.tenants, _probes(spec, host), marks)
+    stack.push_async_callback(agent.close)
+    await agent.claim()
+    return agent
 
 
 async def _join(folder: StateFolder, store: RedisStore) -> str:
@@ -309,45 +292,6 @@ def _model(config: Config, tenant: str) -> ModelInfo:
     return ModelInfo(one.name, tenant, one.names[1:], options.context_per_slot() if options else None)
 
 
-async def _background(
-    stack: AsyncExitStack, failed: asyncio.Future[str], work: Coroutine[None, None, None], name: str
-) -> None:
-    """Run a part until the stack unwinds; if it ends before, `failed` says so."""
-    task = asyncio.create_task(work, name=name)
-
-    def ended(task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        log.error("a part of swapper ended; stopping", part=name, exc_info=error)
-        if not failed.done():
-            why = str(error) if isinstance(error, SwapperError) else repr(error)
-            failed.set_result(f"the {name} ended by itself: {why}")
-
-    async def cancel() -> None:
-        task.remove_done_callback(ended)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    task.add_done_callback(ended)
-    stack.push_async_callback(cancel)
-
-
-async def _until_ended(member: Member) -> None:
-    """Raises SwapperError once the gateway's loops are out of service."""
-    await member.ended.wait()
-    raise SwapperError(member.problem or "its loops ended")
-
-
-async def _or_failed(event: asyncio.Event, failed: asyncio.Future[str]) -> None:
-    """Wait for the event. Raises SwapperError when a part ends before."""
-    waiting = asyncio.create_task(event.wait())
-    try:
-        await asyncio.wait({waiting, failed}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        waiting.cancel()
-    if failed.done():
-        raise SwapperError(failed.result())
-
-
 def _api(
     config: Config, store: RedisStore, live: _Live, front: GatewayContext, backends: Mapping[str, Backend]
 ) -> ApiContext:
@@ -381,6 +325,7 @@ def _device_variables(card: CardEntry) -> Mapping[str, str | None]:
 
 
 async def _serve(config: Config, context: ApiContext, front: GatewayContext, stack: AsyncExitStack) -> str:
+    front.told = context.meter.answered
     app = web.Application(middlewares=api.middlewares(context))
     app.add_routes([*api.routes(context), *gateway.routes(front)])
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S, **gateway.SERVER_OPTIONS)

@@ -222,7 +222,6 @@ def card_json(
     holders: Iterable[Json] = (),
 ) -> Json:
     """A card with what its probe read, `holders` as `holder_json` gives them; VRAM is null until it was read."""
-    fault = card.fault
     return {
         "name": card.name,
         "phase": card.phase,
@@ -235,13 +234,7 @@ def card_json(
             for hold in card.holds
         ],
         "swap": None if card.swap is None else swap_json(card.swap),
-        "fault": None
-        if fault is None
-        else {"reason": fault.reason, "need_mib": fault.need_mib, "since": iso(fault.since_ms)},
-        "failed": {
-            tenant: {"reason": failure.reason, "count": failure.count, "retry_at": iso(failure.retry_ms)}
-            for tenant, failure in card.failed.items()
-        },
+        **_troubles_json(card),
         "departed": [
             {"lease": gone.lease, "label": gone.label, "pid": gone.pid, "free_at": iso(gone.free_ms)}
             for gone in card.departed
@@ -253,6 +246,20 @@ def card_json(
             "free_mib": reading.get("free_mib"),
         },
         "holders": list(holders),
+    }
+
+
+def _troubles_json(card: Card) -> Json:
+    """What went wrong: with the card itself, and with the loads of each tenant."""
+    fault = card.fault
+    return {
+        "fault": None
+        if fault is None
+        else {"reason": fault.reason, "need_mib": fault.need_mib, "since": iso(fault.since_ms)},
+        "failed": {
+            tenant: {"reason": failure.reason, "count": failure.count, "retry_at": iso(failure.retry_ms)}
+            for tenant, failure in card.failed.items()
+        },
     }
 
 

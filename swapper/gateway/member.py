@@ -28,6 +28,7 @@ TTL_MS = 10_000
 BEAT_MS = 2_500
 BLOCK_MS = 2_000
 RETRY_S = 0.2
+_OF_TALKS = frozenset({PLACED, SAVED, TALKS, RECALL})
 
 
 class Link(Protocol):
@@ -294,16 +295,8 @@ class Member:
     def _execute(self, command: Command) -> Report | Later:
         """Do what the command says, and what is to be answered, now or once drained."""
         tenant, epoch = command.tenant, command.args.get("epoch")
-        if tenant is not None and command.verb == PLACED:
-            self.talks.placed(tenant, command.args)
-            return answer_to(command, "ok")
-        if tenant is not None and command.verb == SAVED:
-            self.talks.saved(tenant, command.args)
-            return answer_to(command, "ok")
-        if tenant is not None and command.verb == TALKS:
-            return answer_to(command, "ok", data={"talks": self.talks.told(tenant)})
-        if tenant is not None and command.verb == RECALL:
-            return lambda: self._recalled(command)
+        if tenant is not None and command.verb in _OF_TALKS:
+            return self._about_talks(command, tenant)
         if tenant is None or not isinstance(epoch, int):
             return answer_to(command, "failed", f"a gateway needs a tenant and an epoch for '{command.verb}'")
         mine = self._admission.gate(tenant).epoch
@@ -311,28 +304,44 @@ class Member:
             return answer_to(command, "refused", f"epoch {epoch} is older than the gate's {mine}", {"epoch": mine})
         match command.verb:
             case Step.CLOSE:
-                self.talks.closed(tenant)
-                in_flight = self._admission.close(tenant, epoch)
-                if in_flight or self.talks.looking(tenant):  # the drain that follows waits for both
-                    return answer_to(command, "ok", data={"in_flight": in_flight or 1})
-                return answer_to(command, "ok", data={"in_flight": 0, "talks": self.talks.told(tenant)})
+                return self._closed(command, tenant, epoch)
             case Step.DRAIN:
                 return lambda: self._drained(command, tenant)
             case "cut":
                 cut = self._admission.cut(tenant, str(command.args.get("reason") or "the card is needed elsewhere"))
                 return lambda: self._drained(command, tenant, {"ended": cut.ended, "requeued": cut.requeued})
             case Step.OPEN:
-                swap = str(command.args.get("swap") or "")
-                try:
-                    self.talks.opened(tenant, command.card, swap, command.args)
-                except msgspec.ValidationError as error:
-                    return answer_to(command, "failed", f"what comes back cannot be read: {error}")
-                self._admission.open(tenant, epoch, swap or None)
-                for task in [task for task, of in self._pending.items() if of == tenant]:
-                    task.cancel()  # nobody waits any more for the drain that this ends
-                return answer_to(command, "ok")
+                return self._opened(command, tenant, epoch)
             case _:
                 return answer_to(command, "failed", f"a gateway does not know '{command.verb}'")
+
+    def _about_talks(self, command: Command, tenant: str) -> Report | Later:
+        """What concerns conversations and no gate."""
+        if command.verb == TALKS:
+            return answer_to(command, "ok", data={"talks": self.talks.told(tenant)})
+        if command.verb == RECALL:
+            return lambda: self._recalled(command)
+        told = self.talks.placed if command.verb == PLACED else self.talks.saved
+        told(tenant, command.args)
+        return answer_to(command, "ok")
+
+    def _closed(self, command: Command, tenant: str, epoch: int) -> Report:
+        self.talks.closed(tenant)
+        in_flight = self._admission.close(tenant, epoch)
+        if in_flight or self.talks.looking(tenant):  # the drain that follows waits for both
+            return answer_to(command, "ok", data={"in_flight": in_flight or 1})
+        return answer_to(command, "ok", data={"in_flight": 0, "talks": self.talks.told(tenant)})
+
+    def _opened(self, command: Command, tenant: str, epoch: int) -> Report:
+        swap = str(command.args.get("swap") or "")
+        try:
+            self.talks.opened(tenant, command.card, swap, command.args)
+        except msgspec.ValidationError as error:
+            return answer_to(command, "failed", f"what comes back cannot be read: {error}")
+        self._admission.open(tenant, epoch, swap or None)
+        for task in [task for task, of in self._pending.items() if of == tenant]:
+            task.cancel()  # nobody waits any more for the drain that this ends
+        return answer_to(command, "ok")
 
     async def _drained(self, command: Command, tenant: str, data: Mapping[str, object] | None = None) -> Report:
         """Once nothing of the tenant is in flight any more."""

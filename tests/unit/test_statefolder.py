@@ -20,7 +20,7 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
-from swapper import app, statefolder
+from swapper import statefolder, watches
 from swapper.app import Running, running
 from swapper.config import Config, loads
 from swapper.errors import ConfigError, SwapperError
@@ -336,7 +336,7 @@ async def test_without_its_folder_it_says_so_when_asked_and_once_as_an_alert(con
 
 
 async def test_it_is_said_once_though_nobody_asks(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "LOOK_S", 0.01)
+    monkeypatch.setattr(watches, "LOOK_S", 0.01)
     looks, enough = list[str | None](), asyncio.Event()
     look = StateFolder.look
 
