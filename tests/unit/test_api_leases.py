@@ -13,7 +13,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from swapper.api import bodies
 from swapper.core.types import LeaseState, WorkClass
 from tests.support.api import Served, key, served
 from workers.control.launcher import stat_of
@@ -289,54 +288,6 @@ async def test_a_process_of_swapper_s_own_is_no_holder(api: Served, http: aiohtt
     assert (await ask(http, holder_pid=os.getppid()))["holder"] == f"process:{os.getppid()}"
 
 
-@pytest.mark.parametrize("body", [b"", b" ", b"{", b"[", b"\xff", b'{"label": "\\ud800"}'])
-async def test_what_is_not_json_is_400(http: aiohttp.ClientSession, body: bytes) -> None:
-    async with http.post("/api/leases", data=body) as answer:
-        assert (await problem(answer, 400))["type"] == "urn:swapper:bad-json"
-
-
-@pytest.mark.parametrize("body", [b'{"label": "\\ud800"}', b'{"label": "\\udc00x"}', b'{"label": "\xed\xa0\x80"}'])
-async def test_a_lone_surrogate_is_called_one(http: aiohttp.ClientSession, body: bytes) -> None:
-    async with http.post("/api/leases", data=body) as answer:
-        assert "a lone surrogate, half of a character" in (await problem(answer, 400))["detail"]
-
-
-async def test_json_that_is_no_object_is_422(http: aiohttp.ClientSession) -> None:
-    async with http.post("/api/leases", data=b"[]") as answer:
-        assert "object" in (await problem(answer, 422))["detail"]
-
-
-@pytest.mark.parametrize("announced", [True, False])
-async def test_a_body_over_64_kib_is_413(http: aiohttp.ClientSession, announced: bool) -> None:
-    async def pieces() -> AsyncGenerator[bytes]:
-        for _ in range(3):
-            yield b" " * 30_000
-
-    async with http.post("/api/leases", data=b" " * 90_000 if announced else pieces()) as answer:
-        await problem(answer, 413)
-
-
-@pytest.mark.parametrize("encoding", ["gzip", "br", "zstd", "sn\xf6d"])
-async def test_a_compressed_body_is_415(http: aiohttp.ClientSession, encoding: str) -> None:
-    async with http.post("/api/leases", data=b"{}", headers={"Content-Encoding": encoding}) as answer:
-        assert "as it is" in (await problem(answer, 415))["detail"]
-    async with http.get("/api/leases") as answer:
-        assert (await answer.json())["items"] == []
-
-
-async def test_a_body_that_stops_coming_is_408(http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "BODY_S", 0.05)
-    answered = asyncio.Event()
-
-    async def stops() -> AsyncGenerator[bytes]:
-        yield b"{"
-        await answered.wait()
-
-    async with http.post("/api/leases", data=stops()) as answer:
-        assert "0.05 s" in (await problem(answer, 408))["detail"]
-        answered.set()
-
-
 @pytest.mark.parametrize("query", ["wait=soon", "wait=-1", "wait=nan", "wait=\u0663"])
 async def test_a_bad_wait_is_422(http: aiohttp.ClientSession, query: str) -> None:
     async with http.post(f"/api/leases?{query}", json={}) as answer:
@@ -402,15 +353,3 @@ async def test_a_class_the_key_does_not_have_is_403() -> None:
             assert "may use batch, not interactive" in (await problem(answer, 403))["detail"]
         async with http.post("/api/leases", json={}) as answer:
             assert (await answer.json())["class"] == "batch"
-
-
-@pytest.mark.parametrize("moment", ["9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+23:59"])
-@pytest.mark.parametrize("field", ["deadline", "not_before"])
-async def test_a_time_no_date_can_tell_is_422_and_poisons_no_list(
-    api: Served, http: aiohttp.ClientSession, field: str, moment: str
-) -> None:
-    async with http.post("/api/leases", json={field: moment}) as answer:
-        assert answer.status == 422
-        assert field in await answer.text()
-    async with http.get("/api/leases") as answer:
-        assert (answer.status, (await answer.json())["items"]) == (200, [])
