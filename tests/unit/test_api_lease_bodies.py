@@ -1,4 +1,4 @@
-"""What a lease cannot be made of: a body that is no JSON, too large, packed, cut off, or with a time nobody can tell."""
+"""What no lease can be made of: a body that is no JSON, too large, packed, cut off, or with a time nobody can tell."""
 
 from __future__ import annotations
 
