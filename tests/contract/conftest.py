@@ -55,7 +55,7 @@ class OurLog:
     def log_path(self) -> Path:
         return self._folder / "llama-server.log"
 
-    async def restart(self) -> None: ...
+    async def restart(self, grace_ms: int = 0) -> None: ...
 
 
 @pytest.fixture(scope="session")

@@ -233,8 +233,9 @@ class _Control:
     def log_path(self) -> None:
         """It is in memory."""
 
-    async def restart(self) -> None:
+    async def restart(self, grace_ms: int = 10_000) -> None:
         """End it and start it again."""
+        del grace_ms
         self._router.die()
         await asyncio.sleep(0.3)
         await self.ensure()

@@ -39,8 +39,8 @@ class Control(Protocol):
         """End it and all its children: TERM, after `grace_ms` KILL. Returns once they are gone."""
         ...
 
-    async def restart(self) -> None:
-        """End it and start it anew."""
+    async def restart(self, grace_ms: int = 10_000) -> None:
+        """End it, as `stop` does, and start it anew."""
         ...
 
     def alive(self) -> bool | None:

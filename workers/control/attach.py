@@ -24,8 +24,9 @@ class AttachControl:
         """Raises BackendRefused: it is not ours to stop."""
         raise BackendRefused(f"{self._name} is attached: stop it where it was started (grace would be {grace_ms} ms)")
 
-    async def restart(self) -> None:
+    async def restart(self, grace_ms: int = 10_000) -> None:
         """Raises BackendRefused: it is not ours to stop."""
+        del grace_ms
         raise BackendRefused(f"{self._name} is attached: restart it where it was started")
 
     def alive(self) -> bool | None:

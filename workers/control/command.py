@@ -78,10 +78,10 @@ class CommandControl:
         async with self._lock:
             await self._stop(grace_ms)
 
-    async def restart(self) -> None:
+    async def restart(self, grace_ms: int = STOP_MS) -> None:
         """End it and start it anew."""
         async with self._lock:
-            await self._stop(STOP_MS)
+            await self._stop(grace_ms)
             await self._ensure()
 
     def alive(self) -> bool | None:

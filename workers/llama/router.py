@@ -30,6 +30,7 @@ from workers.llama.shelf import FolderShelf
 from workers.llama.slots import Keep
 
 _START_POLL_S = 0.05
+_HUNG_STOP_MS = 2_000
 _STANDING = frozenset({TenantState.LOADED, TenantState.SLEEPING})
 
 
@@ -138,7 +139,7 @@ class LlamaRouter:
             return None
         if self._front.lasts(ROUTER_HUNG_S):
             await self._http.fence()
-            await self._control.restart()
+            await self._control.restart(_HUNG_STOP_MS)
             self._front.heard()
             who = f"the router at {self._http.url} (process {pid})"
             return f"{who} lived and did not answer for {ROUTER_HUNG_S:g} s: started anew"
