@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
 from swapper.core import keeping, reuse, saving
+from swapper.core.commit import Commit
 from swapper.core.conversations import Conversation, ProofResult, Strategy
-from swapper.core.types import Command, LeaseState, Report
+from swapper.core.types import Command, LeaseState, Report, Swap
 from tests.support.play import MED, Play, spec, tenant
 
 Offer = Callable[[Play], Sequence[Mapping[str, object]]]
@@ -95,6 +97,21 @@ def test_a_slot_is_saved_as_the_only_conversation_of_as_many_tokens() -> None:
     found = {c.args["slot"]: c.args["conversation"] for c in saves(play)}
     assert found[0] == {"id": B, "links": [B], "used_ms": 1}
     assert found[1] == {"id": A, "links": [A], "used_ms": 2}
+
+
+def test_of_one_that_two_gateways_tell_of_the_later_use_counts_and_who_has_its_request() -> None:
+    early, late = (Conversation(MED, n, "", 100 * n, 0, head=A, used_ms=n, gateway=f"g{n}") for n in (1, 2))
+    for told in ((early, late), (late, early)):
+        assert saving.newest(told) == [late]
+    nobody = replace(late, gateway=None)
+    for told in ((nobody, late), (late, nobody)):
+        assert saving.newest(told) == [late]
+
+
+def test_the_ones_used_last_are_recalled_first_and_named_so() -> None:
+    play = leaving([talk(A, 900, 1), talk(B, 1500, 3), talk(C, 700, 2)], [])
+    recalled = [args["conversation"] for verb, args in save_all(play) if verb == keeping.RECALL]
+    assert recalled == [B, C, A]
 
 
 def test_where_the_gateway_knows_the_slot_equal_lengths_are_told_apart() -> None:
@@ -237,15 +254,26 @@ def proof(snapshot: str, **data: object) -> Report:
     return Report("gateway:g1", "gpu0", MED, 0, 0, "proof", "ok", data={"snapshot": snapshot, **data})
 
 
-def test_a_continued_conversation_that_was_read_anew_demotes_its_strategy_for_that_model_build_and_preset() -> None:
-    play = leaving([talk(A, 900, 3)], [])
-    save_all(play)
-    back(play, offered, strategies=["slots", "replay"], fingerprint="f1").run()
-    swap = play.log["sw_101"]
-    snapshot = swap.conversations[0].snapshot
-    commit = reuse.on_proof(play.card, swap, proof(snapshot, result="cold", reason="read again", continued=True))
+def read_anew(play: Play, swap: Swap, nth: int) -> Commit:
+    told = proof(swap.conversations[nth].snapshot, result="cold", reason="read again", continued=True)
+    commit = reuse.on_proof(play.card, swap, told)
     assert commit is not None
     play.apply(commit)
+    return commit
+
+
+def two_came_back() -> tuple[Play, Swap]:
+    play = leaving([talk(A, 900, 3), talk(B, 800, 2)], [])
+    save_all(play)
+    back(play, offered, strategies=["slots", "replay"], fingerprint="f1").run()
+    return play, play.log["sw_101"]
+
+
+def test_two_continued_conversations_that_were_read_anew_demote_a_strategy_for_that_model_build_and_preset() -> None:
+    play, swap = two_came_back()
+    assert not read_anew(play, swap, 0).alerts
+    assert keeping.of(play.card, MED).strategy is Strategy.SLOTS
+    commit = read_anew(play, swap, 1)
     assert keeping.of(play.card, MED).strategy is Strategy.REPLAY
     assert "from now on: replay" in commit.alerts[0].text
     play.enqueue("b")
@@ -255,9 +283,21 @@ def test_a_continued_conversation_that_was_read_anew_demotes_its_strategy_for_th
     assert lines(play)[A].strategy == "replay"
 
 
+def test_a_strategy_that_brought_one_back_warm_is_not_doubted_again() -> None:
+    play, swap = two_came_back()
+    commit = reuse.on_proof(play.card, swap, proof(swap.conversations[0].snapshot, result="warm", cache_n=900))
+    assert commit is not None
+    play.apply(commit)
+    for _ in range(keeping.DOUBTS):
+        play.apply(replace(commit, cards=(keeping.doubt(play.card, MED, "slots", "bad luck"),)))
+    assert keeping.of(play.card, MED).strategy is Strategy.SLOTS
+
+
 def test_a_new_build_gets_every_strategy_again() -> None:
     play = leaving([talk(A, 900, 3)], [])
-    card = keeping.demote(play.card, MED, "slots", "seen to fail")
+    card = play.card
+    for _ in range(keeping.DOUBTS):
+        card = keeping.doubt(card, MED, "slots", "seen to fail")
     assert keeping.of(card, MED).strategy is Strategy.REPLAY
     play.world.cards["gpu0"] = card  # pyright: ignore[reportIndexIssue]
     save_all(play)
@@ -455,3 +495,10 @@ def test_what_made_room_and_came_back_gets_a_line_of_its_own_once_it_is_proved()
     assert commit is not None
     assert [c.snapshot for c in commit.swaps[0].conversations][-1] == "med.9.d.kv"
     assert commit.conversations[0].result is ProofResult.WARM
+
+
+def test_what_is_too_short_to_be_worth_it_is_not_recalled_and_holds_nothing_up() -> None:
+    play = leaving([talk(A, 900, 2), talk(B, 14, 1)], [], save_required=True)
+    assert [args["conversation"] for verb, args in save_all(play) if verb == "recall"] == [A]
+    assert lines(play)[B].reason == saving.TOO_SHORT
+    assert not play.swap.back

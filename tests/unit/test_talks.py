@@ -222,7 +222,11 @@ async def test_a_call_of_the_very_conversation_waits_for_its_replay() -> None:
         gateway.upstream.scripts = [answer(figures(1_996, 20))]
         reading.put(json.dumps(figures(0, 1_996, __verbose={"id_slot": 0})).encode(), None)
         assert (await call).status == 200
-        assert name
+        while (report := await gateway.link.reports.get()).verb != "recalled":
+            pass
+        assert (report.outcome, report.data["snapshot"]) == ("ok", f"replay:{name}")
+        assert len(gateway.upstream.seen) == sent + 1
+        assert not gateway.upstream.left.is_set()
 
 
 async def test_a_slot_is_believed_no_more_once_an_equally_long_answer_came_from_nobody_knows_where() -> None:
