@@ -69,7 +69,7 @@ def _given_up(draft: Draft) -> bool:
         return False
     for talk in draft.swap.conversations:
         configured = draft.spec.tenants.get(talk.tenant)
-        lost = talk.result is ProofResult.COLD and talk.head and talk.reason != saving.COLD_BEFORE
+        lost = talk.result is ProofResult.COLD and talk.head and talk.reason not in saving.NO_LOSS
         if lost and configured is not None and configured.save_required:
             compensate(draft, f"a conversation of {talk.tenant} could not be saved: {talk.reason}")
             return True
@@ -116,7 +116,7 @@ def _drained(draft: Draft, command: Command, report: Report) -> None:
     found = () if report.data.get("gone") else saving.plan_saves(draft, command.tenant, slots)
     draft.update(conversations=(*draft.swap.conversations, *found))
     # What nobody knows nobody will ever be able to keep: that would hold the card up for ever.
-    lost = [c for c in found if c.result is ProofResult.COLD and c.head and c.reason != saving.COLD_BEFORE]
+    lost = [c for c in found if c.result is ProofResult.COLD and c.head and c.reason not in saving.NO_LOSS]
     if lost and configured.save_required:
         compensate(draft, f"a conversation of {command.tenant} cannot be kept: {lost[0].reason}")
 

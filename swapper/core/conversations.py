@@ -72,11 +72,15 @@ class Keeping:
 
     `strategies` are those that suit the model, the best first; none: they cannot be kept. `fingerprint` stands for
     model, build and preset: what was seen to fail counts for that one only. `demoted`: strategy -> what was seen.
+    `proved`: those that a conversation came back warm by; `doubts`: strategy -> how many were read anew, of one not
+    proved.
     """
 
     strategies: tuple[str, ...] = (Strategy.SLOTS,)
     fingerprint: str = ""
     demoted: Mapping[str, str] = field(default_factory=dict[str, str])
+    proved: tuple[str, ...] = ()
+    doubts: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @property
     def strategy(self) -> Strategy:

@@ -43,7 +43,7 @@ def learn(draft: Draft, tenant: str, data: Mapping[str, object]) -> None:
     before = draft.card.keeping.get(tenant)
     now = Keeping(strategies, fingerprint)
     if before is not None and before.fingerprint == fingerprint:
-        now = replace(now, demoted=before.demoted)
+        now = replace(before, strategies=strategies)
     if now != before:
         draft.card = replace(draft.card, keeping={**draft.card.keeping, tenant: now})
 
@@ -162,13 +162,33 @@ def save_args(talk: Conversation) -> Mapping[str, object]:
     return args
 
 
-def demote(card: Card, tenant: str, strategy: str, why: str) -> Card:
-    """A restored conversation that was only continued was read anew: the strategy is not used for this model again."""
+DOUBTS = 2
+"""So many conversations are read anew, and none came back warm, before a strategy counts as failed: one may have had
+bad luck (a stranger took its slot, a template prints the date)."""
+
+
+def prove(card: Card, tenant: str, strategy: str) -> Card:
+    """A conversation came back warm: the strategy works for this model, build and preset."""
     keeping = of(card, tenant)
-    if strategy not in keeping.strategies or strategy in keeping.demoted:
+    if strategy in keeping.proved:
         return card
-    demoted = {**keeping.demoted, strategy: why}
-    return replace(card, keeping={**card.keeping, tenant: replace(keeping, demoted=demoted)})
+    doubts = {s: n for s, n in keeping.doubts.items() if s != strategy}
+    return _with(card, tenant, replace(keeping, proved=(*keeping.proved, strategy), doubts=doubts))
+
+
+def doubt(card: Card, tenant: str, strategy: str, why: str) -> Card:
+    """A restored conversation that was only continued was read anew: the last straw for what never worked."""
+    keeping = of(card, tenant)
+    if strategy not in keeping.strategies or strategy in (*keeping.demoted, *keeping.proved):
+        return card
+    count = keeping.doubts.get(strategy, 0) + 1
+    if count < DOUBTS:
+        return _with(card, tenant, replace(keeping, doubts={**keeping.doubts, strategy: count}))
+    return _with(card, tenant, replace(keeping, demoted={**keeping.demoted, strategy: why}))
+
+
+def _with(card: Card, tenant: str, keeping: Keeping) -> Card:
+    return replace(card, keeping={**card.keeping, tenant: keeping})
 
 
 def mark(draft: Draft, snapshot: str, **changes: object) -> None:

@@ -37,9 +37,9 @@ def on_proof(card: Card, swap: Swap, report: Report) -> Commit | None:
         cache_n=cache_n if isinstance(cache_n, int) else None,
         reason=str(reason) if reason else None,
     )
-    if result == ProofResult.COLD and report.data.get("continued"):
-        return _demoted(card, swap, talk, proved)
-    return _told(card, swap, talk, proved)
+    if result == ProofResult.WARM:
+        return _told(keeping.prove(card, talk.tenant, talk.strategy), swap, talk, proved)
+    return (_doubted if report.data.get("continued") else _told)(card, swap, talk, proved)
 
 
 def on_recalled(card: Card, swap: Swap, report: Report) -> Commit | None:
@@ -90,12 +90,12 @@ def _told(card: Card, swap: Swap, before: Conversation, after: Conversation) -> 
     return Commit(cards=(replace(card, swap=told) if running else card,), swaps=(told,), conversations=(after,))
 
 
-def _demoted(card: Card, swap: Swap, before: Conversation, after: Conversation) -> Commit:
+def _doubted(card: Card, swap: Swap, before: Conversation, after: Conversation) -> Commit:
     why = f"strategy {before.strategy} was seen to fail for this model, build and preset: {after.reason}"
-    lower = keeping.demote(card, before.tenant, before.strategy, why)
+    lower = keeping.doubt(card, before.tenant, before.strategy, why)
     told = _told(lower, swap, before, after)
-    if lower is card:
+    now = keeping.of(lower, before.tenant)
+    if now.demoted == keeping.of(card, before.tenant).demoted:
         return told
-    instead = keeping.of(lower, before.tenant).strategy
-    text = f"{before.tenant}: {why}; from now on: {instead}"
-    return replace(told, alerts=(Alert(card.name, text, {"tenant": before.tenant, "strategy": instead}),))
+    text = f"{before.tenant}: {why}; from now on: {now.strategy}"
+    return replace(told, alerts=(Alert(card.name, text, {"tenant": before.tenant, "strategy": now.strategy}),))

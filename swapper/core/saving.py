@@ -19,11 +19,16 @@ Slots = Sequence[Mapping[str, int]]
 """What the server's slots hold: {slot, tokens}; 0 tokens where the server does not say, right after a restore."""
 _NO_TEXT = "it was not in a slot, and its last request is not kept, so that it could not be recalled"
 _NO_SWEEP = "it was not in a slot, and only slots are saved (sweep: false)"
+WORTH = 128
+"""Tokens; fewer are read faster than they are saved and brought back."""
+TOO_SHORT = f"it was in no slot, and has fewer than {WORTH} tokens, which are read faster than they are brought back"
 MOST = 64
 """So many conversations that lie in no slot are recalled of a tenant in one swap, the most recent ones."""
 _TOO_MANY = f"it was in no slot, and {MOST} that were used after it are saved"
 COLD_BEFORE = "it was restored in a way that was seen to fail for this model, and its text is not kept"
 """What is lost by this was lost before: nothing that is unloaded now could be more than that."""
+NO_LOSS = frozenset({COLD_BEFORE, TOO_SHORT})
+"""Where conversations are required, these hold nothing up."""
 _NOBODYS = "nobody knows whose conversation this is, and this model's can only be read again from their text"
 
 
@@ -54,7 +59,8 @@ def _saved(
     keeping, token = of(draft.card, tenant), draft.swap.token
     configured = draft.spec.tenants.get(tenant)
     sweep = configured is None or configured.sweep
-    recallable = [c for c in others if c.gateway is not None and sweep][:MOST]
+    worth = [c for c in others if c.tokens == 0 or c.tokens >= WORTH]
+    recallable = [c for c in worth if c.gateway is not None and sweep][:MOST]
     unnamed_slots = Counter(use["tokens"] for use in slots if use["slot"] not in found)
     lengths = {n for n, count in Counter(c.tokens for c in recallable).items() if count >= unnamed_slots[n]}
     as_they_are = [
@@ -75,6 +81,8 @@ def _saved(
 
 
 def _why_left(talk: Conversation, *, sweep: bool) -> str:
+    if 0 < talk.tokens < WORTH:
+        return TOO_SHORT
     return _NO_SWEEP if not sweep else _NO_TEXT if talk.gateway is None else _TOO_MANY
 
 

@@ -125,6 +125,7 @@ class Talks:
         coming = self._coming.get(key)
         if coming is None:
             coming = self._coming[key] = asyncio.get_running_loop().create_future()
+            await self.looked()  # what makes room for it is told by its slot
             ledger = self._ledgers.get(tenant)
             data = {"snapshot": snapshot, "id": name, "tokens": tokens, "talks": self.told(tenant)}
             card = "" if ledger is None else ledger.card
@@ -340,7 +341,9 @@ class Talks:
         else:
             if proves:
                 match, reuse = Match(Relation.SAME, talk), Reuse(found.cache_n, found.prompt_n, found.slot)
-                self._say_proof(tenant, ledger, finding(ledger, match, reuse, found.slot))
+                told = finding(ledger, match, reuse, found.slot)
+                # The same prompt again is no fair trial: there are models that can only go on.
+                self._say_proof(tenant, ledger, None if told is None else {**told, "continued": False})
                 return
             ledger.expect(Unproved(snapshot, found.slot, found.tokens, name))
             data |= asdict(found)

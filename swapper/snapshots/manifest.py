@@ -169,4 +169,8 @@ def encode(manifest: Manifest) -> bytes:
 
 def decode(data: bytes) -> Manifest:
     """Read a manifest; raises ValueError with the place when it is not one."""
-    return msgspec.json.decode(data, type=Manifest)
+    manifest = msgspec.json.decode(data, type=Manifest)
+    numbers = (manifest.slot, manifest.tokens, manifest.bytes, manifest.saved_ms, manifest.used_ms)
+    if any(not 0 <= number < 1 << 63 for number in numbers):
+        raise ValueError("a manifest has a number that nothing can have")
+    return manifest
