@@ -109,7 +109,9 @@ def test_of_one_that_two_gateways_tell_of_the_later_use_counts_and_who_has_its_r
 
 
 def test_the_ones_used_last_are_recalled_first_and_named_so() -> None:
-    play = leaving([talk(A, 900, 1), talk(B, 1500, 3), talk(C, 700, 2)], [])
+    """Also where one of them lies in a slot, and is rewound there."""
+    talks = [talk(A, 900, 1), talk(B, 1500, 3), talk(C, 700, 2, slot=0)]
+    play = leaving(talks, [{"slot": 0, "tokens": 700}], ("rewind", "replay"))
     recalled = [args["conversation"] for verb, args in save_all(play) if verb == keeping.RECALL]
     assert recalled == [B, C, A]
 
