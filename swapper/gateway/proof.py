@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import cast
 
@@ -92,7 +92,10 @@ class Reuse:
 
 @dataclass(frozen=True, slots=True)
 class Unproved:
-    """A restored conversation of which no answer has shown anything yet."""
+    """A restored conversation of which no answer has shown anything yet.
+
+    `stands`: nothing is known to have been put into its slot since, by a process that saw all that was.
+    """
 
     snapshot: str
     slot: int
@@ -101,6 +104,7 @@ class Unproved:
     links: tuple[str, ...] = ()
     strategy: str = "slots"
     used_ms: int = 0
+    stands: bool = True
 
 
 _answer = msgspec.json.Decoder(_Answer)
@@ -252,7 +256,9 @@ class Ledger:
         self.claimed: dict[int, int] = {}
 
     def expect(self, one: Unproved) -> None:
-        """One more came back."""
+        """One more came back: what lay in its slot does so no more."""
+        gone = [other for other in self.unproved.values() if other.slot == one.slot]
+        self.unproved.update({other.snapshot: replace(other, stands=False) for other in gone})
         self.unproved[one.snapshot] = one
 
     def of(self, name: str | None, slot: int | None) -> Unproved | None:
@@ -266,7 +272,7 @@ def finding(ledger: Ledger, match: Match | None, reuse: Reuse, slot: int | None)
     """What an answer proved, as the data of a `proof` report; None: nothing. Said once of each.
 
     `match` is what was known of the call's conversation before this answer. Only a conversation that went on, in the
-    slot it was restored into, shows by being read anew that it was kept in vain.
+    slot it was restored into and still lay in, shows by being read anew that it was kept in vain.
     """
     talk = None if match is None or match.relation is Relation.BRANCHED else match.conversation
     one = ledger.of(None if talk is None else talk.id, slot)
@@ -284,7 +290,7 @@ def finding(ledger: Ledger, match: Match | None, reuse: Reuse, slot: int | None)
         "reason": reason,
         "tokens": one.tokens,
         "made_room": True,
-        "continued": match is not None and match.whole and slot == one.slot,
+        "continued": match is not None and match.whole and slot == one.slot and one.stands,
     }
 
 

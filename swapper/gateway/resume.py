@@ -30,10 +30,16 @@ def resume(talks: Talks, tenant: str, swaps: Sequence[Swap], others: Collection[
         loaded_ms = last.ended_ms or last.started_ms
         there = tuple(talk for talk in last.conversations if not talk.kept or talk.result is None)
         args = comes_back(replace(last, conversations=there), tenant)
-        talks.opened(tenant, last.card, last.id, {**args, "loaded": True, "recall": _ours(args, others)})
+        told = {"loaded": True, "recall": _ours(args, others), "unproved": _unseen(args)}
+        talks.opened(tenant, last.card, last.id, {**args, **told})
     for talk in talks.index.conversations(tenant):
         if talk.place is Place.COLD and talk.request is not None and talk.used_ms >= loaded_ms:
             talks.index.found(tenant, talk.id)
+
+
+def _unseen(args: Mapping[str, object]) -> list[dict[str, object]]:
+    """Another may have been brought from disk into its slot since: of that there is no record."""
+    return [{**one, "stands": False} for one in cast("Sequence[Mapping[str, object]]", args["unproved"])]
 
 
 def _ours(args: Mapping[str, object], others: Collection[str]) -> list[dict[str, object]]:

@@ -9,9 +9,10 @@ import pytest
 
 from swapper.core.conversations import Conversation, ProofResult
 from swapper.core.types import Step, StepOutcome, StepRecord, Swap
+from swapper.gateway.proof import Reuse, finding
 from swapper.gateway.resume import resume
 from swapper.gateway.talks import Talks
-from swapper.snapshots.conversation import Place, Request
+from swapper.snapshots.conversation import Kept, Place, Request
 from swapper.snapshots.index import Index, Limits
 from tests.unit.gateway_doubles import ALPHA, Served, answer, serve
 from tests.unit.index_doubles import CHAT, body, chat
@@ -88,6 +89,32 @@ def test_what_stayed_on_disk_is_found_there_and_what_came_back_is_in_its_slot(ta
     resume(talks, ALPHA, [back(*lines)])
     assert (place(talks, "ab"), place(talks, "cd")) == (Place.DISK, Place.SERVER)
     assert talks.opened_here(ALPHA)
+
+
+def test_what_came_back_before_it_began_may_lie_in_its_slot_no_more_and_condemns_no_strategy(talks: Talks) -> None:
+    """Another may have been brought from disk into that slot, while nobody was there to hear of it."""
+    resume(talks, ALPHA, [back(line("cd", "b.kv", restored=True, result=ProofResult.UNPROVED, slot=1))])
+    assert proved(talks, "cd", slot=1) == (ProofResult.COLD, False)
+
+
+def test_neither_does_what_another_has_taken_the_place_of(talks: Talks) -> None:
+    came = [
+        {"snapshot": f"{x}.kv", "slot": n, "tokens": 500, "id": chat(x).id, "links": []} for n, x in enumerate("ab")
+    ]
+    talks.opened(ALPHA, "gpu0", "sw_1", {"unproved": came, "loaded": True})
+    talks.index.kept(ALPHA, [Kept("c.kv", chat("c").id, (chat("c").id,), 500)])
+    talks.placed(ALPHA, {"snapshot": "c.kv", "ok": True, "slot": 1, "tokens": 500})
+    assert proved(talks, "b", slot=1) == (ProofResult.COLD, False)
+    assert proved(talks, "a", slot=0) == (ProofResult.COLD, True)
+    assert proved(talks, "c", slot=1) == (ProofResult.COLD, True)
+
+
+def proved(talks: Talks, letters: str, *, slot: int) -> tuple[object, object]:
+    """What an answer shows that goes on with it and found nothing of it in the slot."""
+    ledger = talks._ledgers[ALPHA]  # pyright: ignore[reportPrivateUsage]
+    found = finding(ledger, talks.index.find(ALPHA, chat(letters + "z")), Reuse(0, 520, slot), slot)
+    assert found is not None
+    return found["result"], found["continued"]
 
 
 def test_when_a_manifest_says_they_were_used_decides_which_of_them_is_the_newest(talks: Talks) -> None:
