@@ -186,10 +186,12 @@ class Exchange:
             raise RuntimeError("an exchange runs in a task")
         outcome: web.StreamResponse | Problem | _Again | None = None
         if self._call.cut_reason is None:
+            ready = True
             with _Interrupt(self._call, task) as interrupt:
-                await self._ctx.talks.ready(self._target.tenant, self._known)
-                outcome = await self._send()
-            if not interrupt.fired:
+                ready = await self._ctx.talks.ready(self._target.tenant, self._known)
+                if ready:
+                    outcome = await self._send()
+            if ready and not interrupt.fired:
                 return outcome
             if self._complete and self._response is not None:
                 return self._response  # the cut came while the last bytes went out

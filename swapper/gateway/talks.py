@@ -109,16 +109,20 @@ class Talks:
         """A call among the conversations: its prompt has this chain."""
         return Known(tenant, chain, None if tenant in self._private else Request(path, body))
 
-    async def ready(self, tenant: str, known: Known | None) -> None:
-        """Before a call is sent: its conversation comes back from disk, and replays make room for it."""
+    async def ready(self, tenant: str, known: Known | None) -> bool:
+        """Before a call is sent: its conversation comes back from disk, and replays make room for it.
+
+        False: the gate has closed over that, and the call had better wait until it opens again.
+        """
         self._moved(tenant)
         match = None if known is None else known.match(self.index)
         talk = None if match is None else match.conversation
         await self._replays.make_room(tenant, talk.id if talk is not None and match is not None else None)
         if match is None or talk is None or talk.place is not Place.DISK or not match.of_use:
-            return
+            return True
         if talk.tokens >= WORTH_TOKENS:
             await self._bring(tenant, talk.id, talk.snapshot, talk.tokens)
+        return self._ctx is None or self._ctx.admission.gate(tenant).open
 
     async def _bring(self, tenant: str, name: str, snapshot: str, tokens: int) -> None:
         key = (tenant, snapshot)

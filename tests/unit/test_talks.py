@@ -311,3 +311,20 @@ async def test_a_call_that_comes_before_its_conversation_is_replayed_is_not_kept
             pass
         assert report.outcome == "failed"
         assert "before its turn" in str(report.detail)
+
+
+async def test_a_call_whose_card_is_wanted_while_its_conversation_is_on_its_way_waits_and_is_not_read_anew() -> None:
+    async with serve() as gateway:
+        name = await on_disk(gateway)
+        sent = len(gateway.upstream.seen)
+        call = asyncio.create_task(gateway.call(body(TURN_2)))
+        await wanted(gateway)
+        await say(gateway, "close", 3, epoch=4)
+        away = {"snapshot": "a.kv", "ok": False, "stays": True, "detail": "the card is being handed over"}
+        await gateway.link.send(command("placed", 0, away, token=0))
+        await gateway.waiting(1)
+        assert len(gateway.upstream.seen) == sent
+        back = [{"snapshot": "a.kv", "slot": 0, "tokens": 2_000, "id": name, "links": [name]}]
+        gateway.upstream.scripts = [answer(figures(1_990, 30))]
+        await gateway.link.send(command("open", 4, {"epoch": 5, "swap": "sw_2", "loaded": True, "unproved": back}))
+        assert (await call).status == 200
