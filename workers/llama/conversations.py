@@ -261,10 +261,8 @@ class Conversations:
             raise BackendRefused(nothing)
         model = await self._loaded(name)
         fingerprint = await self._fingerprint(model)
-        manifest = await keeper.manifest(snapshot) if name_problem(snapshot) is None else None
-        if manifest is None or manifest.tenant != tenant:
-            raise BackendRefused(f"{snapshot} is no snapshot of {tenant}")
-        slots, problem = await asyncio.gather(self._slots(name), keeper.problem(manifest, fingerprint, model.run))
+        judged = self._judged(tenant, snapshot, fingerprint, model, keeper)
+        slots, (manifest, problem) = await asyncio.gather(self._slots(name), judged)
         problem = problem or (unfit(slots, slot, manifest) if slot >= 0 else None)
         if problem is not None:
             raise BackendRefused(f"{snapshot} was not restored: {problem}")
@@ -272,6 +270,15 @@ class Conversations:
             return await self._put(model, manifest, slots[slot], -1, keeper)
         async with self._making_room:  # two must not be given the same slot
             return await self._put_anywhere(tenant, model, manifest, room, keeper)
+
+    async def _judged(
+        self, tenant: str, snapshot: str, now: Fingerprint, model: Model, keeper: Keeper
+    ) -> tuple[Manifest, str | None]:
+        """A snapshot of the tenant, and why it must not be restored."""
+        manifest = await keeper.manifest(snapshot) if name_problem(snapshot) is None else None
+        if manifest is None or manifest.tenant != tenant:
+            raise BackendRefused(f"{snapshot} is no snapshot of {tenant}")
+        return manifest, await keeper.problem(manifest, now, model.run)
 
     async def _put_anywhere(
         self, tenant: str, model: Model, manifest: Manifest, room: Room | None, keeper: Keeper
