@@ -94,7 +94,7 @@ def _replayed(draft: Draft, tenant: str, lines: Sequence[Conversation], room: in
         (*(c for c in left if c.strategy == Strategy.REPLAY), *refused), key=lambda c: c.used_ms, reverse=True
     )
     for nth, talk in enumerate(waiting):
-        gateway = _heir(draft, talk)
+        gateway = keeping.heir(draft, talk)
         line = replace(talk, slot=-1, bytes=0, restored=False, cache_n=None, gateway=gateway)
         if gateway is None:
             gone = "the gateway that had its last request is gone, so that it cannot be replayed"
@@ -103,12 +103,6 @@ def _replayed(draft: Draft, tenant: str, lines: Sequence[Conversation], room: in
             yield replace(line, result=None, reason=None)
         else:
             yield replace(line, result=ProofResult.COLD, reason=_NO_ROOM)
-
-
-def _heir(draft: Draft, talk: Conversation) -> str | None:
-    """Who is asked to replay it: the gateway that had its text, else one that may have taken over what it kept."""
-    live = [f"gateway:{name}" for name in draft.world.gateways]
-    return talk.gateway if talk.gateway in live else next(iter(live), None)
 
 
 def _again(refused: Conversation) -> Conversation:

@@ -84,16 +84,22 @@ def _talk(tenant: str, gateway: str, said: Mapping[str, object]) -> Conversation
 def recall(draft: Draft, tenant: str) -> bool:
     """Command what follows for a tenant that has nothing pending; False when nothing is left to recall."""
     while (talk := _next(draft, tenant)) is not None:
-        why = _no_recall(draft, talk)
-        if why is None and talk.gateway is not None:
+        why, sender = _no_recall(draft, talk), heir(draft, talk)
+        if why is None and sender is not None:
             left = _until(draft) - draft.now
             args = {"conversation": talk.head, "name": talk.snapshot, "limit_ms": min(left, RECALL_MS)}
             draft.record(Step.SAVE, tenant)
-            draft.command(talk.gateway, RECALL, tenant, args)
+            draft.command(sender, RECALL, tenant, args)
             return True
         if give_up(draft, talk, why or ""):
             return True
     return False
+
+
+def heir(draft: Draft, talk: Conversation) -> str | None:
+    """Who sends its last request again: the gateway that had it, else one that may have taken over what it kept."""
+    live = [f"gateway:{name}" for name in draft.world.gateways]
+    return talk.gateway if talk.gateway in live else next(iter(live), None)
 
 
 def give_up(draft: Draft, talk: Conversation, why: str) -> bool:
@@ -114,7 +120,7 @@ def _next(draft: Draft, tenant: str) -> Conversation | None:
 
 
 def _no_recall(draft: Draft, talk: Conversation) -> str | None:
-    if talk.gateway is None or talk.gateway.removeprefix("gateway:") not in draft.world.gateways:
+    if talk.gateway is None or heir(draft, talk) is None:
         return "the gateway that had its last request is gone"
     if draft.now >= _until(draft):
         return "there was no time left to recall it"

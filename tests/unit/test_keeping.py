@@ -200,6 +200,18 @@ def test_where_conversations_are_required_nothing_is_unloaded_that_cannot_be_kep
     assert play.card.residents == (MED,)
 
 
+def test_of_a_gateway_that_dies_over_a_recall_another_is_asked_which_may_have_found_the_text_on_disk() -> None:
+    play = leaving([talk(A, 900, 2)], [])
+    first = play.pending("recall")
+    play.gateways("g2")
+    play.decide()
+    again = play.pending("recall")
+    assert (first.executor, again.executor) == ("gateway:g1", "gateway:g2")
+    assert again.args["conversation"] == A
+    play.answer(again, ok=False, detail="its last request is not kept (any more)")
+    assert lines(play)[A].reason == "its last request is not kept (any more)"
+
+
 def test_a_recall_that_fails_turns_a_swap_back_where_conversations_are_required() -> None:
     play = leaving([talk(A, 900, 2)], [], save_required=True)
     play.answer(play.pending("recall"), ok=False, detail="no answer")

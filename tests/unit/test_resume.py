@@ -98,8 +98,8 @@ def test_what_came_back_before_it_began_may_lie_in_its_slot_no_more_and_condemns
 
 
 def test_neither_does_what_another_has_taken_the_place_of(talks: Talks) -> None:
-    came = [
-        {"snapshot": f"{x}.kv", "slot": n, "tokens": 500, "id": chat(x).id, "links": []} for n, x in enumerate("ab")
+    came: list[dict[str, object]] = [
+        {"snapshot": f"{x}.kv", "slot": n, "tokens": 500, "id": chat(x).id} for n, x in enumerate("ab")
     ]
     talks.opened(ALPHA, "gpu0", "sw_1", {"unproved": came, "loaded": True})
     talks.index.kept(ALPHA, [Kept("c.kv", chat("c").id, (chat("c").id,), 500)])
