@@ -20,7 +20,7 @@ from swapper.core.apply import apply
 from swapper.core.commit import Alert, Commit, Committed
 from swapper.core.spec import Spec
 from swapper.core.turn import Seen, busy, card_of
-from swapper.core.types import Card, Report, Swap, World
+from swapper.core.types import Card, Command, Report, Swap, World
 from swapper.errors import StoreDown
 from swapper.store.protocol import Inputs, Store
 
@@ -32,6 +32,8 @@ GAP_MS = 2_500
 
 What is no gap must cost no holder its lease: the shortest ttl is 5 s, and a holder is silent for a third of it.
 """
+REMIND_MS = 30_000
+"""Executors answer a repeat from their record, and are silent about one that they are still at."""
 RETRIES = 20
 CONFLICT_S = 0.002
 """A pause before each further try, growing by this: whoever was faster gets done."""
@@ -51,6 +53,7 @@ class Coordinator:
         self._looked: clock.Look | None = None
         self._turned_ms: int | None = None
         self._token = 0
+        self._awaited: dict[str, tuple[int, tuple[Command, ...]]] = {}
         self.seen = Seen()
         self.listening = asyncio.Event()
         """Set once reports are heard: an agent that says hello before is heard with its next observation."""
@@ -110,6 +113,18 @@ class Coordinator:
             if not self._caught_up:
                 return  # given up: what was not taken is sent again, and answered again
         await self._settle(answers)
+        await self._remind()
+
+    async def _remind(self) -> None:
+        """What nobody answers for long is sent again: an executor may have missed it (a store that was put back)."""
+        for name, card in (await self._look()).cards.items():
+            awaited = () if card.swap is None else card.swap.pending
+            since_ms, before = self._awaited.get(name, (0, ()))
+            if not awaited or awaited != before:
+                self._awaited[name] = (_own_ms(), awaited)
+            elif _own_ms() - since_ms >= REMIND_MS:
+                self._awaited[name] = (_own_ms(), awaited)
+                await self._decide(lambda world, name=name: machine.resume(world, self._spec, card_of(world, name)))
 
     async def _patience(self) -> int:
         world = await self._look()

@@ -32,6 +32,8 @@ class Hands:
     answers: dict[str, dict[str, object]] = field(default_factory=dict[str, dict[str, object]])
     refuses: list[str] = field(default_factory=list[str])
     """Verbs, each refused once."""
+    misses: list[str] = field(default_factory=list[str])
+    """Verbs, each lost once on its way."""
 
     async def hello(self, mark: int = 0) -> None:
         await self.say("hello", {"mark": mark})
@@ -49,6 +51,9 @@ class Hands:
             for stored in await self.store.outbox(executor, after=after, block_ms=1000):
                 after = stored.id
                 command = stored.command
+                if command.verb in self.misses:
+                    self.misses.remove(command.verb)
+                    continue
                 self.done.append(command)
                 identity = (command.executor, command.card, command.tenant, command.token, command.n, command.verb)
                 refused = command.verb in self.refuses
@@ -259,3 +264,11 @@ async def test_while_the_store_is_down_nothing_is_decided_and_then_it_goes_on(
     await rig.hands.hello()
     await rig.until(lambda world: "ls_a" in world.leases and world.leases["ls_a"].state is LeaseState.GRANTED)
     assert next(failures) > 3
+
+
+async def test_what_an_executor_missed_is_sent_again_after_a_while(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REMIND_MS", 200)
+    rig.hands.misses = ["load"]
+    await rig.hands.hello()
+    await rig.until(serving)
+    assert [c.verb for c in rig.hands.done].count("load") == 1
