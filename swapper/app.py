@@ -306,6 +306,7 @@ def _api(
         names=config.models(),
         shelves={name: shelf for name, one in owners.items() if (shelf := one.shelf()) is not None},
         index=front.talks.index,
+        drop_requests=front.talks.drop_requests,
         n_slots={tenant: found.n_parallel for tenant, found in options.items() if found is not None},
     )
 

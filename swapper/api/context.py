@@ -42,8 +42,9 @@ class ApiContext:
 
     `env` gives a card's device variables (absent: null for both), `names` every name of a model -> its tenant id
     (`Config.models()`), `webhook_hosts` the hosts a lease may name in `webhook`. `shelves`: the saved conversations of
-    each server that keeps any; `index`: what this process's gateway knows of conversations; `n_slots`: slots of a
-    tenant where its preset tells; `whose`: what of swapper's own a process is (blocking), None for anybody else's.
+    each server that keeps any; `index`: what this process's gateway knows of conversations, `drop_requests` makes it
+    forget the texts of a tenant's; `n_slots`: slots of a tenant where its preset tells; `whose`: what of swapper's own
+    a process is (blocking), None for anybody else's.
     """
 
     store: Store
@@ -55,6 +56,7 @@ class ApiContext:
     webhook_hosts: frozenset[str] = frozenset()
     shelves: Mapping[str, Shelf] = field(default_factory=dict[str, Shelf])
     index: Index = field(default_factory=Index)
+    drop_requests: Callable[[str], None] = lambda _: None
     n_slots: Mapping[str, int] = field(default_factory=dict[str, int])
     whose: Callable[[int], str | None] = lambda _: None
     keepalive_s: float = 15.0

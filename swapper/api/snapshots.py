@@ -84,11 +84,17 @@ class SnapshotRoutes:
         return web.json_response(view)
 
     async def purge(self, request: web.Request) -> web.Response:
-        """`DELETE /api/snapshots[?model=][&force=1]`: all (of a model); `kept` names those that are needed still."""
-        found = await self._wanted(request.query.get("model"))
+        """`DELETE /api/snapshots[?model=][&force=1]`: all (of a model); `kept` names those that are needed still.
+
+        The last requests of their conversations, in memory or on disk, go as well.
+        """
+        model = request.query.get("model")
+        found = await self._wanted(model)
         needed = dict[str, str]() if _forced(request) else await self._needed()
         gone = [one for one in found if one.manifest.snapshot not in needed]
         await self._delete(gone)
+        for tenant in set(self._ctx.names.values()) if model is None else {self._ctx.names.get(model, model)}:
+            self._ctx.drop_requests(tenant)
         kept = [one.manifest.snapshot for one in found if one.manifest.snapshot in needed]
         body: Json = {
             "items": [_line(one.manifest, "deleted") for one in gone],

@@ -106,7 +106,7 @@ def prune(server: Server, as_json: bool) -> None:
 )
 @server_options
 def purge(server: Server, as_json: bool, model: str | None, yes: bool, force: bool) -> None:
-    """Delete all saved conversations (of a model). They are lost, unless they are in the server as well."""
+    """Delete all saved conversations (of a model), and the requests kept of them. What is in the server stays there."""
     if not yes:
         _ask(server, model)
     found = server.call(lambda client: client.purge_snapshots(model, force=force))

@@ -73,6 +73,12 @@ class Talks:
         """Requests are kept on disk as well."""
         self._written = written
 
+    def drop_requests(self, tenant: str) -> None:
+        """Forget the texts of a tenant's conversations, also those on disk."""
+        self.index.drop_requests(tenant)
+        if self._written is not None:
+            self._written.due()
+
     def attach(self, ctx: GatewayContext) -> None:
         """Where the servers are, and the session to reach them."""
         self._ctx = ctx

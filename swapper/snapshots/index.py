@@ -220,6 +220,11 @@ class Index:
         if (talk := self.conversation(tenant, name)) is not None:
             self._set(tenant, replace(talk, place=Place.SERVER, slot=None, snapshot="", reason="", restored=False))
 
+    def drop_requests(self, tenant: str) -> None:
+        """Nobody is to have the texts of a tenant's conversations any more."""
+        for talk in self.conversations(tenant):
+            self._drop_body((tenant, talk.id))
+
     def lost(self, tenant: str, name: str, reason: str) -> None:
         """A conversation is neither in the server nor on disk; its name as with `placed`."""
         if (talk := self._on_disk(tenant, name)) is not None:

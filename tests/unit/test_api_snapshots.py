@@ -233,3 +233,14 @@ async def test_a_folder_that_cannot_be_read_is_said_to_be(
     async with http.get("/api/snapshots") as got:
         assert got.status == 503
         assert f"{saved.folder.path} cannot be used: Input/output error" in (await got.json())["detail"]
+
+
+async def test_a_purge_forgets_the_texts_of_the_conversations_as_well(
+    saved: Saved, api: Served, http: aiohttp.ClientSession
+) -> None:
+    dropped: list[str] = []
+    api.ctx.drop_requests = dropped.append
+    saved.save("a.kv")
+    async with http.delete("/api/snapshots?model=med") as got:
+        assert got.status == 200
+    assert dropped == ["llama/med"]
