@@ -2,11 +2,12 @@
 
     python -m tests.support.held FOLDER serve -c swapper.yaml
 
-The shipped program; only these calls are wrapped: every commit, every verb an agent carries out, and the request for a
-save, when all that comes before it is done. The lines of FOLDER/hold are the points it stops at (patterns, `*` is any
-text): `before commit close`, `after commit grant`, `before save`, `asking save` ... Where it stopped stands in the last
-line of FOLDER/points. Without that file it stops nowhere. `unheard commit ...` is a commit that landed and whose answer
-is then lost.
+The shipped program; only these calls are wrapped: every commit, every verb an agent carries out, the request for a
+save, when all that comes before it is done, and what a gateway does about a conversation: `before recall` (its request
+is sent again), `before replay`, `before placed` (the word that one came back from disk), and `after` each. The lines of
+FOLDER/hold are the points it stops at (patterns, `*` is any text): `before commit close`, `after commit grant`,
+`before save`, `asking save` ... Where it stopped stands in the last line of FOLDER/points. Without that file it stops
+nowhere. `unheard commit ...` is a commit that landed and whose answer is then lost.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TypeVar
@@ -22,6 +23,7 @@ from typing import TypeVar
 from swapper.core.commit import Commit, Committed, Conflict
 from swapper.core.types import Command, LeaseState
 from swapper.errors import StoreDown
+from swapper.gateway.talks import Talks
 from swapper.store.redis import RedisStore
 from workers.llama.http import RouterHttp, SavedSlot
 from workers.verbs import Outcome, Verbs
@@ -84,9 +86,28 @@ def _wrap(holds: _Holds) -> None:
         holds.at("asking save")
         return await save(self, model, slot, name)
 
+    recall, replay, placed = Talks.recall, Talks._replay, Talks.placed  # pyright: ignore[reportPrivateUsage]
+
+    async def held_recall(self: Talks, command: Command) -> tuple[Mapping[str, object] | None, str | None]:
+        holds.at("before recall")
+        found = await recall(self, command)
+        holds.at("after recall")
+        return found
+
+    async def held_replay(self: Talks, tenant: str, snapshot: str, name: str) -> None:
+        holds.at("before replay")
+        await replay(self, tenant, snapshot, name)
+        holds.at("after replay")
+
+    def held_placed(self: Talks, tenant: str, args: Mapping[str, object]) -> None:
+        holds.at("before placed")
+        placed(self, tenant, args)
+        holds.at("after placed")
+
     RedisStore.commit = held_commit
     RouterHttp.save = held_save
     Verbs.run = held_run
+    Talks.recall, Talks._replay, Talks.placed = held_recall, held_replay, held_placed  # pyright: ignore[reportPrivateUsage]
 
 
 if __name__ == "__main__":
