@@ -42,13 +42,23 @@ def on_disk(server: Server) -> list[Json]:
     return cast("list[Json]", server.get("/api/snapshots")["items"])
 
 
+def at_rest(server: Server) -> bool:
+    (card,) = cast("list[Json]", server.get("/api/status")["cards"])
+    return card["phase"] == "steady"
+
+
 def saved(server: Server, *tokens: int) -> list[Json]:
     """The snapshots, once there is one for each number of tokens, with its template and answer, and no other."""
 
     def found() -> list[Json] | None:
         there = sorted(on_disk(server), key=lambda one: cast("int", one["tokens"]))
         more = [cast("int", one["tokens"]) - least for one, least in zip(there, tokens, strict=False)]
-        return there if len(there) == len(tokens) and all(0 <= n <= 100 for n in more) else None
+        enough = len(there) == len(tokens) and all(0 <= n <= 100 for n in more)
+        return there if enough and at_rest(server) and kept(there) else None
+
+    def kept(there: list[Json]) -> bool:
+        """A save is thrown away where a call came before it was over."""
+        return {one["id"] for one in there} == {one["id"] for one in on_disk(server)}
 
     return eventually(found, f"{tokens} tokens are saved, by the clock")
 
