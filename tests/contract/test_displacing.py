@@ -99,6 +99,16 @@ async def test_who_carries_it_out_again_after_a_death_takes_the_same_slot_and_pu
     assert await reused(talk, first.slot, "Kept. " + LONG) > 0.9 * saved.tokens
 
 
+async def test_a_save_that_was_done_is_not_done_again_over_its_file(backend: Backend, talk: Talk) -> None:
+    """Names are fresh: who asks for it again lost the record of it, and the slot may hold something else by now."""
+    saved = await on_disk(backend, talk)
+    await talk.say("alpha", "Another, in that slot. " + LONG, slot=0)
+    again = await backend.save(ALPHA, SaveArgs(0, saved.snapshot, Conversation("kept")))
+    assert (again.snapshot, again.tokens, again.bytes) == (saved.snapshot, saved.tokens, saved.bytes)
+    back = await backend.restore(ALPHA, saved.snapshot, 1)
+    assert back.tokens == saved.tokens
+
+
 async def test_without_room_only_an_empty_slot_will_do(backend: Backend, talk: Talk) -> None:
     saved = await on_disk(backend, talk)
     await two_others(talk)

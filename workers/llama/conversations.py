@@ -159,6 +159,8 @@ class Conversations:
         problem = name_problem(args.name)
         if problem is not None:
             raise BackendRefused(problem)
+        if (done := await keeper.manifest(args.name)) and (done.tenant, done.slot) == (tenant, args.slot):
+            return Saved(done.snapshot, done.slot, done.tokens, done.bytes, 0.0)  # it was done, and is not on record
         model = await self._loaded(name)
         fingerprint = await self._fingerprint(model)
         if not 0 <= args.slot < fingerprint.n_parallel:
