@@ -20,7 +20,7 @@ def talk(name: str, tokens: int, used_ms: int, **more: object) -> dict[str, obje
     return {"id": name, "links": [name], "tokens": tokens, "used_ms": used_ms, "recallable": True, **more}
 
 
-TALKS = (talk("there", 100, 3), talk("in the cache", 70, 2), talk("text lost", 60, 1, recallable=False))
+TALKS = (talk("there", 100, 3), talk("in the cache", 170, 2), talk("text lost", 160, 1, recallable=False))
 """One in the model's only slot, one that a recall may bring there, one that nobody has the text of."""
 
 
