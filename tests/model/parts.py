@@ -204,7 +204,7 @@ def _kept(state: State) -> dict[str, object]:
 
 
 def _offered(name: str, whose: str) -> dict[str, object]:
-    return {"snapshot": name, "slot": 0, "tokens": 100, "bytes": 1, "id": whose, "links": [whose]}
+    return {"snapshot": name, "slot": 0, "tokens": 1000, "bytes": 1, "id": whose, "links": [whose]}
 
 
 def _conversations(state: State, command: Command) -> tuple[State, Report]:
@@ -218,13 +218,13 @@ def _conversations(state: State, command: Command) -> tuple[State, Report]:
     if command.verb == Step.SAVE:
         whose = cast("Mapping[str, str]", command.args.get("conversation", {})).get("id", "")
         state = replace(state, files=(*state.files, (str(command.args["name"]), whose)))
-        return state, answer_to(command, "ok", data={"tokens": 100, "bytes": 1})
+        return state, answer_to(command, "ok", data={"tokens": 1000, "bytes": 1})
     if command.args["snapshot"] not in {name for name, _ in state.files}:
         return state, answer_to(command, "failed", "there is no such file")
     if (name := command.args.get("displaced")) is None:
         return state, answer_to(command, "ok")
     state = replace(state, files=(*state.files, (str(name), "")))
-    return state, answer_to(command, "ok", data={"slot": 0, "tokens": 100, "displaced": _offered(str(name), "")})
+    return state, answer_to(command, "ok", data={"slot": 0, "tokens": 1000, "displaced": _offered(str(name), "")})
 
 
 def gateway(state: State, command: Command, *, fails: bool = False) -> State | None:
@@ -232,7 +232,7 @@ def gateway(state: State, command: Command, *, fails: bool = False) -> State | N
     if state.deaf or command.verb == PLACED:
         return None
     if command.verb == RECALL:
-        data = {"slot": 0, "tokens": 100, "cache_n": 100, "prompt_n": 0}
+        data = {"slot": 0, "tokens": 1000, "cache_n": 1000, "prompt_n": 0}
         answer = (
             answer_to(command, "failed", "it was not there any more") if fails else answer_to(command, "ok", data=data)
         )

@@ -24,7 +24,7 @@ def prove(rig: Rig, swap_id: str, at: int, result: ProofResult, *, continued: bo
 
 def replayed(rig: Rig, swap_id: str, at: int, outcome: str) -> None:
     """A gateway has sent a conversation's last request again, or could not."""
-    _about(rig, swap_id, at, reuse.on_recalled, outcome, slot=0, tokens=100)
+    _about(rig, swap_id, at, reuse.on_recalled, outcome, slot=0, tokens=1000)
 
 
 def _about(rig: Rig, swap_id: str, at: int, on_line: _OnLine, outcome: str, **data: object) -> None:

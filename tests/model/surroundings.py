@@ -165,14 +165,14 @@ class Agent:
             case Step.DRAIN if tenant not in self._machine.loaded:
                 data = {"gone": True}
             case Step.DRAIN:
-                data = {"slots": [{"slot": slot, "tokens": 100} for slot in range(slots)], **self._kept(tenant)}
+                data = {"slots": [{"slot": slot, "tokens": 1000} for slot in range(slots)], **self._kept(tenant)}
             case Step.SAVE | Step.RESTORE if tenant not in self._machine.loaded:
                 return answer_to(command, "failed", "nobody is there")
             case Step.SAVE if self._machine.empty:
                 data = {"tokens": 0, "bytes": 0}
             case Step.SAVE:
                 self._store(tenant, str(command.args["name"]), command)
-                data = {"tokens": 100, "bytes": 1}
+                data = {"tokens": 1000, "bytes": 1}
             case Step.RELEASE:
                 self._machine.loaded.discard(tenant)
             case Step.LOAD if tenant in self._machine.broken:
@@ -198,7 +198,7 @@ class Agent:
         whose = cast("Mapping[str, object]", command.args.get("conversation", {}))
         strategy = command.args.get("strategy", "slots")
         about = {"id": whose.get("id", ""), "links": whose.get("links", []), "strategy": strategy}
-        kept = {"snapshot": name, "slot": command.args["slot"], "tokens": 100, "bytes": 1, **about}
+        kept = {"snapshot": name, "slot": command.args["slot"], "tokens": 1000, "bytes": 1, **about}
         self._machine.files[tenant] = [kept, *self._machine.files.get(tenant, ())][:4]
         return kept
 
@@ -283,7 +283,7 @@ class Gateway:
 
     def recalled(self, *, ok: bool) -> None:
         """What it was told to recall stands in a slot, or is not to be had any more."""
-        there: dict[str, object] = {"slot": 1, "tokens": 100, "cache_n": 99, "prompt_n": 1}
+        there: dict[str, object] = {"slot": 1, "tokens": 1000, "cache_n": 999, "prompt_n": 1}
         for command in self.recalling:
             gone = answer_to(command, "failed", "it was not in the cache any more")
             self._say(command, answer_to(command, "ok", data=there) if ok else gone)

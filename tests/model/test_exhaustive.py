@@ -20,12 +20,12 @@ def talk(name: str, tokens: int, used_ms: int, **more: object) -> dict[str, obje
     return {"id": name, "links": [name], "tokens": tokens, "used_ms": used_ms, "recallable": True, **more}
 
 
-TALKS = (talk("there", 100, 3), talk("in the cache", 170, 2), talk("text lost", 160, 1, recallable=False))
+TALKS = (talk("there", 1_000, 3), talk("in the cache", 700, 2), talk("text lost", 600, 1, recallable=False))
 """One in the model's only slot, one that a recall may bring there, one that nobody has the text of."""
 
 
 def kept_by(*strategies: str) -> Talking:
-    return Talking(TALKS, ({"slot": 0, "tokens": 100},), strategies)
+    return Talking(TALKS, ({"slot": 0, "tokens": 1000},), strategies)
 
 
 SLOTS, REWIND, REPLAY, OFF = kept_by("slots"), kept_by("rewind"), kept_by("replay"), kept_by()

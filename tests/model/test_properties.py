@@ -38,7 +38,7 @@ TALKS = st.lists(
         {
             "id": st.sampled_from("abcd"),
             "links": st.just([]),
-            "tokens": st.sampled_from([0, 70, 100]),
+            "tokens": st.sampled_from([0, 70, 700, 1000]),
             "used_ms": st.integers(1, 9),
             "recallable": st.booleans(),
             "slot": st.sampled_from([None, None, 0, 1]),
