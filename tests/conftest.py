@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections import defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -61,6 +62,7 @@ def _over_budget() -> list[str]:
 def no_process_left_behind() -> Iterator[None]:
     """When everything is done, no process that the tests started is alive (adopted ones carry our mark)."""
     os.environ["SWAPPER_TEST_RUN"] = mark = str(os.getpid())
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what it starts in the background ignore it
     yield
     left = [p for p in psutil.process_iter(["pid", "name"]) if p.pid != os.getpid() and _marked(p, mark)]
     names = [f"{p.info['name']} ({p.pid})" for p in left]

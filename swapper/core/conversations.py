@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
+WORTH_TOKENS = 128
+"""A shorter conversation is read faster than it is brought back from disk, or recalled to be saved."""
+
+
 class ProofResult(StrEnum):
     """What is known of a restored conversation: nothing yet, reuse was seen, or it was read again."""
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from swapper.core import plan
-from swapper.core.conversations import Conversation, Keeping, ProofResult, Strategy
+from swapper.core.conversations import WORTH_TOKENS, Conversation, Keeping, ProofResult, Strategy
 from swapper.core.draft import Draft
 from swapper.core.keeping import REPLAYED, of
 
@@ -19,9 +19,7 @@ Slots = Sequence[Mapping[str, int]]
 """What the server's slots hold: {slot, tokens}; 0 tokens where the server does not say, right after a restore."""
 _NO_TEXT = "it was not in a slot, and its last request is not kept, so that it could not be recalled"
 _NO_SWEEP = "it was not in a slot, and only slots are saved (sweep: false)"
-WORTH = 128
-"""Tokens; fewer are read faster than they are saved and brought back."""
-TOO_SHORT = f"it was in no slot, and has fewer than {WORTH} tokens, which are read faster than they are brought back"
+TOO_SHORT = f"it was in no slot, and has fewer than {WORTH_TOKENS} tokens, which are read faster than they are brought back"
 MOST = 64
 """So many conversations that lie in no slot are recalled of a tenant in one swap, the most recent ones."""
 _TOO_MANY = f"it was in no slot, and {MOST} that were used after it are saved"
@@ -59,7 +57,7 @@ def _saved(
     keeping, token = of(draft.card, tenant), draft.swap.token
     configured = draft.spec.tenants.get(tenant)
     sweep = configured is None or configured.sweep
-    worth = [c for c in others if c.tokens == 0 or c.tokens >= WORTH]
+    worth = [c for c in others if c.tokens == 0 or c.tokens >= WORTH_TOKENS]
     recallable = [c for c in worth if c.gateway is not None and sweep][:MOST]
     unnamed_slots = Counter(use["tokens"] for use in slots if use["slot"] not in found)
     lengths = {n for n, count in Counter(c.tokens for c in recallable).items() if count >= unnamed_slots[n]}
@@ -81,7 +79,7 @@ def _saved(
 
 
 def _why_left(talk: Conversation, *, sweep: bool) -> str:
-    if 0 < talk.tokens < WORTH:
+    if 0 < talk.tokens < WORTH_TOKENS:
         return TOO_SHORT
     return _NO_SWEEP if not sweep else _NO_TEXT if talk.gateway is None else _TOO_MANY
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from swapper.core.conversations import ProofResult, Strategy
+from swapper.core.conversations import WORTH_TOKENS, ProofResult, Strategy
 from swapper.core.types import Command, Report
 from swapper.gateway.known import Known
 from swapper.gateway.proof import Ledger, Reuse, Tail, Unproved, finding, pick_slot, read_slots, read_unproved
@@ -37,8 +37,6 @@ LOOK_S = 2.0
 """A drained gateway waits so long for answers that are still being looked at."""
 AGAIN_S = 0.1
 """Where something short is in the way of that, it is asked for again so much later."""
-WORTH_TOKENS = 128
-"""Fewer are read faster than they are brought."""
 
 
 class Talks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -80,16 +81,20 @@ async def test_nothing_runs_before_a_load_and_nothing_after_a_release(made: Made
     await backend.release(CHAT, limit_ms=10_000)
 
 
-async def test_it_is_loading_until_it_answers(made: Made) -> None:
-    backend = made()
+async def test_it_is_loading_until_it_answers(made: Made, server: PlainServer) -> None:
+    go = server.folder / "go"
+    os.mkfifo(go)
+    backend = made(["sh", "-c", f"read _ <{shlex.quote(str(go))} && exec {shlex.join(server.command)}"])
     load = asyncio.create_task(backend.load(CHAT))
+    await until(backend, TenantState.LOADING)  # its process is there, and nobody answers yet
+    assert not load.done()
+    await asyncio.to_thread(go.write_text, "now\n")
     seen = {await state(backend)}
     while not load.done():
         seen.add(await state(backend))
-        await asyncio.sleep(0)
     await load
-    assert TenantState.LOADING in seen
-    assert seen <= {TenantState.UNLOADED, TenantState.LOADING, TenantState.LOADED}
+    assert seen <= {TenantState.LOADING, TenantState.LOADED}
+    assert await state(backend) is TenantState.LOADED
 
 
 async def test_whoever_comes_next_adopts_it_with_what_its_slots_hold(

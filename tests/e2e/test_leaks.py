@@ -103,7 +103,7 @@ def _allowed(more: int) -> dict[str, int]:
     return PASSING | {
         "rss": 4 * MIB + 8 * KIB * more,
         "store_rss": 4 * MIB + 64 * KIB * min(more, 400) + 16 * KIB * more,
-        "state_bytes": min(160 * KIB * more, 96 * MIB),
+        "state_bytes": min(256 * KIB * more, 96 * MIB),
         "slot_files": 4,
         "slot_bytes": 16 * KIB,
     }

@@ -120,14 +120,13 @@ def test_interrupted_it_leaves_no_model_no_file_and_no_lease(
     serve: Callable[[str], Server], number: signal.Signals
 ) -> None:
     server = serve("alpha")
-    running = subprocess.Popen(command(server, "alpha"), stderr=subprocess.PIPE, text=True)
-    assert running.stderr is not None
-    assert any("to restore it (slots)" in line for line in iter(running.stderr.readline, ""))
-    assert len(ours(server)) == 2
-    running.send_signal(number)
-    rest = running.stderr.read()
-    assert running.wait(60) == 128 + number, rest
-    running.stderr.close()
+    with subprocess.Popen(command(server, "alpha"), stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        assert any("to restore it (slots)" in line for line in iter(running.stderr.readline, ""))
+        assert len(ours(server)) == 2
+        running.send_signal(number)
+        rest = running.stderr.read()
+        assert running.wait(60) == 128 + number, rest
     assert ours(server) == []
     steady(server)
 

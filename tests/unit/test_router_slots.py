@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from swapper.core.conversations import WORTH_TOKENS
 from swapper.errors import BackendError
 from swapper.snapshots.manifest import MANIFEST_SUFFIX, Fingerprint, GgufIdentity, Manifest
 from workers.llama import slots
@@ -24,7 +25,7 @@ def folder(tmp_path: Path) -> SlotFolder:
 
 
 def snapshot(
-    folder: SlotFolder, name: str, *, saved_ms: int = 1, tenant: str = "llama/med", tokens: int = 50, token: int = 0
+    folder: SlotFolder, name: str, *, saved_ms: int = 1, tenant: str = "llama/med", tokens: int = 500, token: int = 0
 ) -> Manifest:
     (folder.path / name).write_bytes(bytes(100))
     manifest = Manifest(name, tenant, NOW, 0, tokens, 100, saved_ms, token=token, boot=folder.boot)
@@ -296,3 +297,16 @@ def test_a_file_changed_before_its_digest_was_known_is_refused_and_gets_none(fol
     settled = folder.manifest(manifest.snapshot)
     assert settled is not None
     assert settled.digest is None
+
+
+def test_what_is_too_short_to_come_back_goes_once_its_tenant_left_without_it(folder: SlotFolder) -> None:
+    snapshot(folder, "left-before.kv", saved_ms=1, tokens=WORTH_TOKENS - 1, token=1)
+    snapshot(folder, "long-enough.kv", saved_ms=2, tokens=WORTH_TOKENS, token=1)
+    restored(folder, snapshot(folder, "gone-since.kv", saved_ms=3, tokens=20, token=1))
+    snapshot(folder, "beside-calls.kv", saved_ms=9, tokens=20, token=3)
+    snapshot(folder, "newest.kv", saved_ms=7, tokens=20, token=2)
+    restored(folder, snapshot(folder, "in-a-slot.kv", saved_ms=6, tokens=20, token=1))
+    snapshot(folder, "another's.kv", saved_ms=1, tokens=20, token=1, tenant="llama/alpha")
+    removed = folder.prune(Keep(), 100, copies={"beside-calls.kv"})
+    assert {r.snapshot for r in removed} == {"left-before.kv", "gone-since.kv"}
+    assert {r.why for r in removed} == {"shorter than 128 tokens: read faster than it is brought back"}

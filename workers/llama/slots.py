@@ -17,6 +17,7 @@ from pathlib import Path
 import structlog
 import xxhash
 
+from swapper.core.conversations import WORTH_TOKENS
 from swapper.errors import BackendError
 from swapper.snapshots.manifest import MANIFEST_SUFFIX, Fingerprint, Manifest, decode, encode, refusal
 from workers.llama.refused import Refusals, Stamp
@@ -29,6 +30,7 @@ AGE_MS = 7 * 24 * 3_600_000
 """How long a snapshot stays where nothing else is configured: what an abandoned swap saved must not stay for ever."""
 REREAD = 8
 """Tokens by which a conversation that went on may be shorter: its last ones are read anew, perhaps as fewer."""
+_SHORT = f"shorter than {WORTH_TOKENS} tokens: read faster than it is brought back"
 _log = structlog.stdlib.get_logger("workers.llama")
 
 
@@ -275,7 +277,9 @@ class SlotFolder:
     def prune(
         self, keep: Keep, now_ms: int, current: Collection[str] = (), copies: Collection[str] = ()
     ) -> list[Removed]:
-        """Delete by age, then those unused for longest beyond the budget. Returns what was deleted.
+        """Delete by age, what is too short to come back, then those unused for longest beyond the budget.
+
+        Returns what was deleted.
 
         The budget never takes what may be the only copy of a conversation: saves that were not restored, if they are
         among `current` or of the newest swap that left any of their tenant, and not among `copies`, whose conversations
@@ -291,6 +295,9 @@ class SlotFolder:
             else:
                 left.append(manifest)
         left = [manifest for manifest in left if self._size(manifest.snapshot) is not None]
+        short = _short_and_left(left, copies)
+        gone += [Removed(m.snapshot, _SHORT) for m in left if m.snapshot in short]
+        left = [manifest for manifest in left if manifest.snapshot not in short]
         over = 0 if keep.bytes is None else sum(manifest.room for manifest in left) - keep.bytes
         spared = _only_copies([m for m in left if m.snapshot not in copies], current)
         for manifest in reversed(left):
@@ -318,6 +325,18 @@ def _only_copies(manifests: Sequence[Manifest], current: Collection[str]) -> set
     unrestored = [m for m in manifests if m.restored_ms is None]
     newest = {m.tenant: m.token for m in sorted(unrestored, key=lambda m: m.saved_ms)}
     return {m.snapshot for m in unrestored if m.snapshot in current or m.token == newest[m.tenant]}
+
+
+def _short_and_left(manifests: Sequence[Manifest], copies: Collection[str]) -> set[str]:
+    """Those that nobody would bring back, and that were in no slot when their tenant left last."""
+    of_swaps = sorted((m for m in manifests if m.snapshot not in copies), key=lambda m: m.saved_ms)
+    newest = {m.tenant: m.token for m in of_swaps}
+    left_ms: dict[str, int] = {}
+    for manifest in of_swaps:
+        if manifest.token == newest[manifest.tenant]:
+            left_ms.setdefault(manifest.tenant, manifest.saved_ms)
+    short = [m for m in manifests if m.tokens < WORTH_TOKENS and m.tenant in left_ms]
+    return {m.snapshot for m in short if max(m.saved_ms, m.restored_ms or 0) < left_ms[m.tenant]}
 
 
 def file_digest(path: Path) -> str:
