@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-
 WORTH_TOKENS = 128
 """A shorter conversation is read faster than it is brought back from disk, or recalled to be saved."""
 

@@ -19,7 +19,9 @@ Slots = Sequence[Mapping[str, int]]
 """What the server's slots hold: {slot, tokens}; 0 tokens where the server does not say, right after a restore."""
 _NO_TEXT = "it was not in a slot, and its last request is not kept, so that it could not be recalled"
 _NO_SWEEP = "it was not in a slot, and only slots are saved (sweep: false)"
-TOO_SHORT = f"it was in no slot, and has fewer than {WORTH_TOKENS} tokens, which are read faster than they are brought back"
+TOO_SHORT = (
+    f"it was in no slot, and has fewer than {WORTH_TOKENS} tokens, which are read faster than they are brought back"
+)
 MOST = 64
 """So many conversations that lie in no slot are recalled of a tenant in one swap, the most recent ones."""
 _TOO_MANY = f"it was in no slot, and {MOST} that were used after it are saved"

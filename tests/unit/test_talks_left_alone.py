@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from swapper.core.conversations import WORTH_TOKENS
 from swapper.core.keeping import RECALL
 from swapper.gateway import talks as room
 from swapper.gateway.context import Target
 from swapper.gateway.proof import SlotLine
-from swapper.core.conversations import WORTH_TOKENS
 from tests.unit.gateway_doubles import ALPHA, Served, answer, serve
 from tests.unit.test_talks import HI, TURN_2, body, command, figures, replaying, say, talked, wanted
 
