@@ -56,6 +56,7 @@ def test_a_lease_does_not_wait_for_an_answer_nobody_reads(server: Server, stream
     lease = server.lease("encode", wait=60)
     assert lease["state"] == "granted"
     swap = server.get(f"/api/swaps/{lease['swap_id']}")
-    (talk,) = cast("list[Json]", swap["conversations"])
-    assert cast("int", talk["tokens"]) < LONG
+    saved = [c for c in cast("list[Json]", swap["conversations"]) if c["saved"]]
+    assert saved
+    assert all(cast("int", talk["tokens"]) < LONG for talk in saved), saved
     server.release(lease)

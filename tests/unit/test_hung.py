@@ -38,8 +38,17 @@ server.serve_forever()
 """
 
 
+PATIENCE_S = 30.0
+"""Whoever lives may take so long for an answer, on a machine that is busy."""
+
+
 @pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hung, "_ASK_S", PATIENCE_S)
+
+
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on those who are asked do not answer."""
     monkeypatch.setattr(hung, "_ASK_S", 0.1)
 
 
@@ -58,8 +67,10 @@ def model(port: int) -> Generator[subprocess.Popen[bytes]]:
     assert process.stdout is not None
     assert process.stdout.readline() == b"up\n"
     with process:
-        yield process
-        process.kill()
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
@@ -106,12 +117,14 @@ async def test_a_stopped_process_is_silent_and_then_hung_and_an_idle_one_never(m
         await looking.look_for(2 * HUNG_S)
         assert not looking.vitals.silent("med")
         stop(process)
+        quick(monkeypatch)
         await looking.look_for(SILENT_S + 2)
         assert looking.vitals.silent("med")
         assert looking.vitals.hung() == {}
         await looking.look_for(HUNG_S)
         assert looking.vitals.hung() == {"med": child}
         process.send_signal(signal.SIGCONT)
+        monkeypatch.setattr(hung, "_ASK_S", PATIENCE_S)
         await looking.look_for(2)
         assert not looking.vitals.silent("med")
 
@@ -136,6 +149,7 @@ async def test_one_that_uses_cpu_time_is_at_work_though_it_answers_nothing(monke
         await looking.look_for(3 * HUNG_S)
         assert not looking.vitals.silent("med")
         monkeypatch.setattr(Child, "ticks", rest)
+        quick(monkeypatch)
         await looking.look_for(HUNG_S + 4)
         assert looking.vitals.hung() == {"med": child}
         looking.vitals.forget(but=set())
@@ -209,11 +223,13 @@ async def backend(front: Front, control: Controlled, folder: Path) -> AsyncGener
         await made.close()
 
 
-async def looked_at(one: LlamaRouter, step: Callable[[], None], seconds: float) -> TenantState:
+async def looked_at(
+    one: LlamaRouter, step: Callable[[], None], seconds: float, patience_s: float = PATIENCE_S
+) -> TenantState:
     seen: TenantState | None = None
     for _ in range(int(seconds / 2) + 1):
         try:
-            async with asyncio.timeout(0.5):
+            async with asyncio.timeout(patience_s):
                 seen = (await one.observe())["llama/med"]
         except TimeoutError:
             seen = TenantState.UNREACHABLE
@@ -238,9 +254,10 @@ async def test_a_models_process_that_hangs_is_told_and_ended_where_it_is_ours(
         async with backend(front, control, tmp_path) as one:
             assert await looked_at(one, step, HUNG_S) is TenantState.LOADED
             stop(process)
-            assert await looked_at(one, step, SILENT_S + 2) is TenantState.UNREACHABLE
+            quick(monkeypatch)
+            assert await looked_at(one, step, SILENT_S + 2, patience_s=0.5) is TenantState.UNREACHABLE
             assert await one.end_hung() is None
-            await looked_at(one, step, HUNG_S)
+            await looked_at(one, step, HUNG_S, patience_s=0.5)
             said = await one.end_hung()
             if router == "ours":
                 what = "lived and answered nothing for 20 s: ended, to be loaded anew"
@@ -266,9 +283,9 @@ async def test_a_router_that_hangs_is_started_anew_where_it_is_ours(
     async with backend(front, control, tmp_path) as one:
         await looked_at(one, step, 2 * ROUTER_HUNG_S)
         front.hangs = True
-        assert await looked_at(one, step, 8) is TenantState.UNREACHABLE
+        assert await looked_at(one, step, 8, patience_s=0.5) is TenantState.UNREACHABLE
         assert await one.end_hung() is None
-        await looked_at(one, step, 8)
+        await looked_at(one, step, 8, patience_s=0.5)
         said = await one.end_hung()
         who = f"the router at {front.url} (process {os.getpid()})"
         assert said == (f"{who} lived and did not answer for 30 s: started anew" if ours else None)
