@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from swapper.core.conversations import Costs
+
 
 class TenantState(StrEnum):
     """What `observe` saw.
@@ -67,13 +69,15 @@ class Quiesced:
 
     `gone`: the tenant is not loaded any more, and whatever its slots held went with it. `strategies` are the ways to
     keep its conversations, the best first (none: nothing is kept); `fingerprint` is a short digest of what decides
-    whether saved state means the same (model, build, settings), "" where that could not be learnt.
+    whether saved state means the same (model, build, settings), "" where that could not be learnt. `costs`: None while
+    too little was measured.
     """
 
     slots: tuple[SlotUse, ...] = ()
     gone: bool = False
     strategies: tuple[str, ...] = ()
     fingerprint: str = ""
+    costs: Costs | None = None
 
 
 @dataclass(frozen=True, slots=True)

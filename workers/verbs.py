@@ -127,6 +127,8 @@ def _args(command: Command, shape: type[ArgsT]) -> ArgsT:
 async def _drain(backend: Backend, tenant: str, command: Command) -> Outcome:
     quiesced = await backend.quiesce(tenant, limit_ms=_args(command, _Drain).limit_ms)
     data: dict[str, object] = {"slots": [asdict(use) for use in quiesced.slots], **_ways(quiesced)}
+    if quiesced.costs is not None:
+        data["costs"] = asdict(quiesced.costs)
     return Outcome(True, data=data | ({"gone": True} if quiesced.gone else {}))
 
 

@@ -100,6 +100,8 @@ def _talks(tenant: Json) -> str:
 def _tenant_notes(tenant: Json) -> list[str]:
     """What is to be said of it beyond its line in the table."""
     notes = [f"{tenant['id']}: {why}" for why in tenant["demoted"].values()]
+    if (costs := tenant["costs"]) and costs["note"]:
+        notes.append(f"{tenant['id']}: {costs['note']}")
     cost = tenant["prompt_tokens"]
     again = ", ".join(f"{tokens:,} {why}" for why, tokens in cost["reread"].items())
     if again:

@@ -70,13 +70,34 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
+class Costs:
+    """What its server was measured to take for a model, in ms for 1,000 tokens.
+
+    `read`: to read a prompt; `keep`: to save a conversation and to restore it.
+    """
+
+    read: float
+    keep: float
+
+    @property
+    def words(self) -> str | None:
+        """Said where a conversation is read sooner than saved and restored."""
+        if self.keep <= self.read:
+            return None
+        return (
+            f"saving and restoring 1,000 tokens takes {self.keep:,.0f} ms, reading them {self.read:,.0f} ms: where that "
+            "is felt, conversations are read again instead of saved"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Keeping:
     """How one tenant's conversations are kept, as its agent said last.
 
     `strategies` are those that suit the model, the best first; none: they cannot be kept. `fingerprint` stands for
     model, build and preset: what was seen to fail counts for that one only. `demoted`: strategy -> what was seen.
     `proved`: those that a conversation came back warm by; `doubts`: strategy -> how many were read anew, of one not
-    proved.
+    proved. `costs`: None until enough was measured.
     """
 
     strategies: tuple[str, ...] = (Strategy.SLOTS,)
@@ -84,6 +105,7 @@ class Keeping:
     demoted: Mapping[str, str] = field(default_factory=dict[str, str])
     proved: tuple[str, ...] = ()
     doubts: Mapping[str, int] = field(default_factory=dict[str, int])
+    costs: Costs | None = None
 
     @property
     def strategy(self) -> Strategy:

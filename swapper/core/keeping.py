@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
-from swapper.core.conversations import Conversation, Keeping, ProofResult, Strategy
+from swapper.core.conversations import Conversation, Costs, Keeping, ProofResult, Strategy
 from swapper.core.draft import Draft
 from swapper.core.types import Card, Command, Report, Step, WorkClass
 
@@ -44,6 +44,8 @@ def learn(draft: Draft, tenant: str, data: Mapping[str, object]) -> None:
     now = Keeping(strategies, fingerprint)
     if before is not None and before.fingerprint == fingerprint:
         now = replace(before, strategies=strategies)
+    if isinstance(costs := data.get("costs"), Mapping):
+        now = replace(now, costs=Costs(**cast("Mapping[str, float]", costs)))
     if now != before:
         draft.card = replace(draft.card, keeping={**draft.card.keeping, tenant: now})
 

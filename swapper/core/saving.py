@@ -22,6 +22,8 @@ _NO_SWEEP = "it was not in a slot, and only slots are saved (sweep: false)"
 TOO_SHORT = (
     f"it was in no slot, and has fewer than {WORTH_TOKENS} tokens, which are read faster than they are brought back"
 )
+FELT_MS = 2_000
+"""Of less than that it does not matter which way of keeping is the faster one: files outlive a crash, texts may not."""
 MOST = 64
 """So many conversations that lie in no slot are recalled of a tenant in one swap, the most recent ones."""
 _TOO_MANY = f"it was in no slot, and {MOST} that were used after it are saved"
@@ -48,8 +50,26 @@ def plan_saves(draft: Draft, tenant: str, slots: Slots) -> tuple[Conversation, .
         case Strategy.REPLAY:
             return (*map(_as_text, (*known, *unread)), *_nobodys(tenant, unnamed, _NOBODYS, Strategy.REPLAY))
         case _:
-            others = [c for c in known if c not in found.values()]
-            return (*_saved(draft, tenant, slots, found, others), *map(_as_text, unread))
+            texts = _better_read(draft, tenant, known)
+            named = {slot: c for slot, c in found.items() if c not in texts}
+            left = [use for use in slots if use["slot"] in named or use["slot"] not in found]
+            others = [c for c in known if c not in found.values() and c not in texts]
+            return (*_saved(draft, tenant, left, named, others), *map(_as_text, (*texts, *unread)))
+
+
+def _better_read(draft: Draft, tenant: str, known: Sequence[Conversation]) -> Sequence[Conversation]:
+    """Those whose text is kept, where a slow disk makes reading them again the faster way, and it would be felt.
+
+    A conversation that is required is on disk in any case: a text is in its gateway's memory only.
+    """
+    keeping, configured = of(draft.card, tenant), draft.spec.tenants.get(tenant)
+    costs, required = keeping.costs, configured is not None and configured.save_required
+    readable = Strategy.REPLAY in keeping.strategies and Strategy.REPLAY not in keeping.demoted
+    if costs is None or required or not readable or costs.keep <= costs.read:
+        return ()
+    texts = [c for c in known if c.gateway is not None and not c.restored]
+    felt = sum(c.tokens for c in texts) * (costs.keep - costs.read) / 1000 >= FELT_MS
+    return texts if felt else ()
 
 
 def _saved(

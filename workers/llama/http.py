@@ -110,10 +110,12 @@ class RestoredSlot(msgspec.Struct, frozen=True):
 
 
 class Counters(msgspec.Struct, frozen=True):
-    """`requests_processing` and `requests_deferred` of GET /metrics."""
+    """Of GET /metrics: calls at work and waiting now; tokens of prompts read since its start, and the s that took."""
 
     processing: int
     deferred: int
+    prompt_tokens: int = 0
+    prompt_s: float = 0.0
 
 
 class _Models(msgspec.Struct):
@@ -208,6 +210,8 @@ class RouterHttp:
             return Counters(
                 processing=int(float(found["llamacpp:requests_processing"])),
                 deferred=int(float(found["llamacpp:requests_deferred"])),
+                prompt_tokens=int(float(found.get("llamacpp:prompt_tokens_total", 0))),
+                prompt_s=float(found.get("llamacpp:prompt_seconds_total", 0)),
             )
         except KeyError as missing:
             raise BackendRefused(f"{self.url}/metrics does not show {missing.args[0]}") from None
