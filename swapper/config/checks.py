@@ -33,6 +33,7 @@ _KEPT = {
 
 _COMMON = frozenset({"kind", "control", "card", "evict", "grace"})
 _EVERY = frozenset({"0.0.0.0", "::"})
+_LEAST_EVERY_MS = 10_000
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _LLAMA = _COMMON | {"command", "url", "api_key_env", "slot_dir", "path_map", "snapshots", "models"}
 _KEYS = {"llama-router": _LLAMA | {"preset"}, "llama-server": _LLAMA | {"vram"}}
@@ -205,6 +206,12 @@ def _snapshots(entry: TenantEntry, loc: Loc) -> Iterator[Said]:
     keep: SnapshotsEntry = entry.snapshots
     if keep.every_ms is not None and keep.strategy in ("off", "replay"):
         yield (*loc, "every"), f"does nothing with strategy: {keep.strategy}, which saves no slots; remove it"
+    elif keep.every_ms is not None and keep.every_ms < _LEAST_EVERY_MS:
+        said = f"must be {_LEAST_EVERY_MS // 1000}s or longer, for each save keeps all slots of the model waiting"
+        yield (*loc, "every"), f"{said}; null saves none by the clock"
+    if keep.bodies == "disk" and keep.privacy == "strict":
+        said = "disk keeps the text of requests, and privacy: strict keeps none"
+        yield (*loc, "bodies"), f"{said}; write bodies: memory, or privacy: normal"
     if keep.strategy == "off":
         if keep.required:
             yield (*loc, "required"), "cannot be true with strategy: off"

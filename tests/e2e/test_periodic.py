@@ -15,7 +15,7 @@ from tests.support.matrix import ends, eventually
 from tests.support.router import RealRouter
 from tests.support.server import Json, Server, serving
 
-EVERY = "{every: 1s}"
+EVERY = "{every: 10s}"
 STORY = "".join(random.Random(7).choices("abcdefgh ijklmnop", k=1500))
 OTHER = "".join(random.Random(8).choices("abcdefgh ijklmnop", k=1300))
 

@@ -181,6 +181,32 @@ def test_slots_are_saved_by_the_clock_where_slots_are_saved(strategy: str, *, re
         assert {t.every_ms for t in parsed(text).spec().tenants.values()} == {300_000}
 
 
+@pytest.mark.parametrize("every", ["0", "0s", "9999ms"])
+def test_slots_are_not_saved_all_the_time(every: str) -> None:
+    (said,) = problems(GOOD.replace("required: true", f"every: {every}"))
+    place = "swapper.yaml:12: tenants.llama.snapshots.every"
+    why = "for each save keeps all slots of the model waiting"
+    assert said == f"{place}: must be 10s or longer, {why}; null saves none by the clock"
+
+
+@pytest.mark.parametrize(("every", "ms"), [("10s", 10_000), ("null", None)])
+def test_the_shortest_time_between_two_saves_is_as_good_as_none_at_all(every: str, ms: int | None) -> None:
+    spec = parsed(GOOD.replace("required: true", f"every: {every}")).spec()
+    assert {tenant.every_ms for tenant in spec.tenants.values()} == {ms}
+
+
+def test_requests_on_disk_and_strict_privacy_contradict_each_other() -> None:
+    (said,) = problems(GOOD.replace("required: true", "bodies: disk, privacy: strict"))
+    place = "swapper.yaml:12: tenants.llama.snapshots.bodies"
+    why = "disk keeps the text of requests, and privacy: strict keeps none"
+    assert said == f"{place}: {why}; write bodies: memory, or privacy: normal"
+
+
+@pytest.mark.parametrize("kept", ["bodies: disk", "privacy: strict", "bodies: memory, privacy: strict"])
+def test_each_of_them_alone_is_taken(kept: str) -> None:
+    assert parsed(GOOD.replace("required: true", kept)).tenants["llama"].snapshots.sweep
+
+
 def test_settings_that_are_not_acted_on_are_noticed_not_swallowed() -> None:
     config = parsed(GOOD.replace("vram: 512MiB", "vram: 512MiB, ttl: 5m") + "policy: {overhead: 0.2}\n")
     assert [notice.split(": ")[1] for notice in config.notices] == ["policy.overhead", "tenants.llama.models.small.ttl"]
