@@ -84,10 +84,8 @@ class Costs:
         """Said where a conversation is read sooner than saved and restored."""
         if self.keep <= self.read:
             return None
-        return (
-            f"saving and restoring 1,000 tokens takes {self.keep:,.0f} ms, reading them {self.read:,.0f} ms: where that "
-            "is felt, conversations are read again instead of saved"
-        )
+        times = f"saving and restoring 1,000 tokens takes {self.keep:,.0f} ms, reading them {self.read:,.0f} ms"
+        return f"{times}: where that is felt, conversations are read again instead of saved"
 
 
 @dataclass(frozen=True, slots=True)
