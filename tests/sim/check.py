@@ -332,9 +332,10 @@ class Check:
         `in_flight`: calls at live gateways, `used`: slot -> tokens, `read`: whose talk is in a snapshot, None: no file.
         """
         swap = self.fold.cards[card].swap if card in self.fold.cards else None
-        told = None if swap is None else swap.told  # one fenced out before may wake and send what it held
-        busy = {name: count for name, count in in_flight.items() if count and (told is None or name in told)}
-        if busy and (swap is None or swap.forced_ms is None):
+        busy = {name: count for name, count in in_flight.items() if count}
+        # One that was fenced out before may wake and send what it held.
+        known = busy if swap is None else busy.keys() & {*swap.told}
+        if known and (swap is None or swap.forced_ms is None):
             self.fail(f"{tenant} is unloaded with calls in flight at {busy} (S4)")
         if swap is None or tenant not in swap.from_ or busy:
             return
