@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from swapper.api.context import ApiContext
+from swapper.api.places import Places, places
 from swapper.core.types import LeaseState, World
 from swapper.errors import BackendError, StoreDown
 from swapper.snapshots.manifest import Manifest
@@ -59,7 +60,8 @@ class MetricsRoutes:
             up.add_metric([], 0)
             return [up]
         up.add_metric([], 1)
-        return [up, leases, self._in_flight(world)]
+        where = await places(self._ctx, world)
+        return [up, leases, self._in_flight(world), self._conversations(where)]
 
     async def _leases(self) -> Metric:
         """Leases that are not over, of each state and card; one that waits for any card has an empty `card`."""
@@ -85,6 +87,15 @@ class MetricsRoutes:
         family = GaugeMetricFamily("swapper_inflight", "Model calls at their server.", labels=["model"])
         for tenant, number in sorted(running.items()):
             family.add_metric([tenant], number)
+        return family
+
+    def _conversations(self, where: Mapping[str, Places]) -> Metric:
+        family = GaugeMetricFamily(
+            "swapper_conversations", "Conversations that are known, by where they are.", labels=["model", "place"]
+        )
+        for tenant, found in where.items():
+            for place, number in found.items() if self._ctx.spec.tenants[tenant].serves_models else ():
+                family.add_metric([tenant, place], number)
         return family
 
     async def _saved(self) -> list[Metric]:
@@ -114,9 +125,6 @@ class MetricsRoutes:
             "that had been read before.",
             labels=["model", "kind"],
         )
-        places = GaugeMetricFamily(
-            "swapper_conversations", "Conversations that are known, by where they are.", labels=["model", "place"]
-        )
         for tenant, spec in self._ctx.spec.tenants.items():
             if not spec.serves_models:
                 continue
@@ -124,10 +132,7 @@ class MetricsRoutes:
             reread = sum(counts.reread.values())
             for kind, value in (("cached", counts.cached), ("processed", counts.processed), ("reread", reread)):
                 tokens.add_metric([tenant, kind], value)
-            for place, number in self._ctx.index.places(tenant).items():
-                places.add_metric([tenant, place], number)
         yield tokens
-        yield places
 
     def _seen(self) -> Iterator[Metric]:
         """What the agents see: the cards' VRAM where it was read, each tenant's state where it was observed."""

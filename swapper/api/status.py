@@ -15,6 +15,7 @@ from swapper import __version__
 from swapper.api import bodies
 from swapper.api.context import ApiContext
 from swapper.api.leases import view_lease
+from swapper.api.places import Places, places
 from swapper.api.problem import Problem
 from swapper.api.views import (
     Json,
@@ -90,6 +91,8 @@ class StatusRoutes:
         world = await self._ctx.store.read()
         swaps = await self._ctx.store.swaps(limit=_RECENT_SWAPS)
         leases = sorted(world.leases.values(), key=lambda lease: lease.seq)
+        where = await places(self._ctx, world)
+        tenants = self._ctx.spec.tenants.values()
         body: Json = {
             "version": __version__,
             "now": iso(world.now_ms),
@@ -97,7 +100,7 @@ class StatusRoutes:
             "leases": [await view_lease(self._ctx, lease, world) for lease in leases],
             "queued": world.queued,
             "demand": [self._demand_view(world, demand) for demand in world.demand],
-            "tenants": [self._tenant_view(world, tenant, swaps) for tenant in self._ctx.spec.tenants.values()],
+            "tenants": [self._tenant_view(world, one, swaps, where[one.id]) for one in tenants],
             "gateways": list(world.gateways),
             "problems": [*self._ctx.live.problems(), *self._faults(world), *self._failing(world)],
         }
@@ -112,7 +115,8 @@ class StatusRoutes:
         world = await self._ctx.store.read()
         swaps = await self._ctx.store.swaps(limit=_RECENT_SWAPS, card=name)
         mine = [tenant for tenant in self._ctx.spec.tenants.values() if tenant.card == name]
-        tenants = [self._tenant_view(world, tenant, swaps) for tenant in mine]
+        where = await places(self._ctx, world, [tenant.id for tenant in mine])
+        tenants = [self._tenant_view(world, tenant, swaps, where[tenant.id]) for tenant in mine]
         return web.json_response({**self._card_view(world, name), "tenants": tenants})
 
     async def swaps(self, request: web.Request) -> web.Response:
@@ -181,7 +185,7 @@ class StatusRoutes:
             holders=[holder_json(one, tenants=self._ctx.spec.tenants, lease_pids=pids) for one in seen],
         )
 
-    def _tenant_view(self, world: World, tenant: TenantSpec, swaps: tuple[Swap, ...]) -> Json:
+    def _tenant_view(self, world: World, tenant: TenantSpec, swaps: tuple[Swap, ...], where: Places) -> Json:
         card = world.cards.get(tenant.card, Card(tenant.card))
         gate = world.gates.get(tenant.id)
         failure = card.failed.get(tenant.id)
@@ -199,6 +203,7 @@ class StatusRoutes:
             "evict": "never" if tenant.evict_never else "by-policy",
             "failure": None if failure is None else failure.reason,
             "conversations": [conversation_json(found) for found in _conversations(tenant.id, swaps)],
+            "places": dict(where),
             **index_json(self._ctx.index, tenant.id, self._ctx.n_slots.get(tenant.id)),
         }
 

@@ -160,14 +160,13 @@ def keeping_json(keeping: Keeping | None) -> Json:
 
 
 def index_json(index: Index, tenant: str, n_slots: int | None) -> Json:
-    """What this process's gateway knows of a tenant's conversations: how many are where, and what prompts cost so far.
+    """What this process's gateway knows of a tenant's prompts: what they cost so far.
 
     `reread`: tokens that were read again though they had been read before, by cause. `advice` is null while there is
     little to spare.
     """
     counts = index.counts(tenant)
     return {
-        "places": dict(index.places(tenant)),
         "prompt_tokens": {
             "cached": counts.cached,
             "processed": counts.processed,

@@ -6,7 +6,7 @@ them is. Of what a manifest tells only the last links are known, not where in th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -16,6 +16,8 @@ MOST_LINKS = 2_000
 """How many links of a conversation are kept, the newest; the first one as well."""
 TOLD_LINKS = 8
 """How many of them a talk, and with it a manifest, has."""
+ATTACHED_LINKS = 8 * TOLD_LINKS
+"""So many links back a snapshot on disk is known as an older state of a conversation."""
 
 
 class Relation(StrEnum):
@@ -153,6 +155,10 @@ class Conversation:
     def prompt(self) -> int:
         """Tokens of its last prompt; all that are saved of it, where only a manifest tells."""
         return self.cached + self.processed or self.tokens
+
+    def went_on_from(self, ids: Collection[str]) -> bool:
+        """Whether one of these is an older state of it, as far back as snapshots are found again."""
+        return any(link.hex() in ids for link in self.links.newest(ATTACHED_LINKS)[:-1])
 
     def talk(self) -> Talk:
         """What is told of it."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from swapper.snapshots.chain import Chain
 from swapper.snapshots.conversation import (
+    ATTACHED_LINKS,
     NEW,
-    TOLD_LINKS,
     Conversation,
     Kept,
     Links,
@@ -28,8 +28,6 @@ from swapper.snapshots.conversation import (
 )
 from swapper.snapshots.reread import Account, Counts, Why, account, advise, read_before
 
-_ATTACHED_LINKS = 8 * TOLD_LINKS
-"""So many links back a snapshot on disk is known as an older state of a conversation."""
 _REPLACED = frozenset({Relation.SAME, Relation.EXTENDS, Relation.EDITED})
 _Key = tuple[str, str]
 
@@ -181,7 +179,7 @@ class Index:
             if talk.place is Place.DISK and talk.snapshot not in there:
                 self._set(tenant, replace(talk, place=Place.COLD, snapshot="", reason="its snapshot is gone"))
         known = self.conversations(tenant)
-        older = {link.hex(): talk.id for talk in known for link in talk.links.newest(_ATTACHED_LINKS)[:-1]}
+        older = {link.hex(): talk.id for talk in known for link in talk.links.newest(ATTACHED_LINKS)[:-1]}
         for one in sorted(snapshots, key=lambda one: one.used_ms):
             talk = self.conversation(tenant, one.id) or self.conversation(tenant, older.get(one.id, ""))
             if talk is None:
@@ -198,7 +196,7 @@ class Index:
     def saved(self, tenant: str, name: str, snapshot: str, saved_ms: int) -> None:
         """It was saved and stays in the server; what became of it meanwhile has this as its newest snapshot."""
         there = self.conversations(tenant)
-        went_on = [talk for talk in there if name in (link.hex() for link in talk.links.newest(_ATTACHED_LINKS))]
+        went_on = [talk for talk in there if name in (link.hex() for link in talk.links.newest(ATTACHED_LINKS))]
         talk = self.conversation(tenant, name) or max(went_on, key=lambda talk: talk.used_ms, default=None)
         if talk is not None and talk.place is Place.SERVER:
             self._set(tenant, replace(talk, origin=snapshot, saved_ms=saved_ms, saved=talk.id == name))
@@ -243,10 +241,15 @@ class Index:
         return Counts() if known is None else known.counts
 
     def places(self, tenant: str) -> dict[Place, int]:
-        """How many conversations are where."""
+        """How many conversations are where; one that is known as an older copy of another on disk is none."""
         found = dict.fromkeys(Place, 0)
-        for talk in self.conversations(tenant):
-            found[talk.place] += 1
+        talks = self.conversations(tenant)
+        told = {talk.id for talk in talks if talk.place is Place.DISK and talk.links.first is None}
+        older: set[str] = set()
+        for talk in talks if told else ():
+            older.update(link.hex() for link in talk.links.newest(ATTACHED_LINKS)[:-1])
+        for talk in talks:
+            found[talk.place] += talk.id not in told & older
         return found
 
     def advice(self, tenant: str, n_slots: int | None) -> str | None:
@@ -264,7 +267,7 @@ class Index:
         if (talk := self.conversation(tenant, name)) is not None:
             return talk
         there = (talk for talk in self.conversations(tenant) if talk.place is Place.DISK)
-        return next((t for t in there if name in (link.hex() for link in t.links.newest(_ATTACHED_LINKS))), None)
+        return next((t for t in there if name in (link.hex() for link in t.links.newest(ATTACHED_LINKS))), None)
 
     def _count(self, tenant: str, spent: Account) -> None:
         known = self._tenants[tenant]

@@ -12,7 +12,7 @@ import pytest
 
 from swapper.core.commit import Commit, Committed
 from swapper.core.conversations import Conversation, ProofResult
-from swapper.core.types import Demand, Swap, WorkClass
+from swapper.core.types import Card, Demand, Swap, WorkClass
 from swapper.store.protocol import StoredEvent
 from tests.support.api import Served, served
 from tests.unit.index_doubles import answer
@@ -166,6 +166,7 @@ async def test_after_an_outage_of_the_store_it_goes_on_counting(api: Served, cou
 
 
 async def test_prompt_tokens_are_the_indexs(api: Served) -> None:
+    await api.commit_card(Card("gpu0", residents=(MED,)))
     answer(api.ctx.index, "abcd", tenant=MED)
     answer(api.ctx.index, "abcde", 3_000, tenant=MED)
     answer(api.ctx.index, "abcdef", tenant=MED)

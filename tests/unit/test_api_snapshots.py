@@ -25,6 +25,11 @@ LATER = Fingerprint("med", GgufIdentity("/m/med.gguf", "abc", 10, 5), "b2", 4096
 CLOCK_MS = 100 * 3_600_000
 
 
+def talk(name: str) -> str:
+    """The id of the conversation that a snapshot of this name is of."""
+    return name.encode().hex().ljust(32, "0")
+
+
 class Saved:
     """A slot folder as a server's backend has it; `running` is what the model runs with."""
 
@@ -38,13 +43,24 @@ class Saved:
     async def _now(self, tenant: str) -> Fingerprint | None:
         return self.running if tenant == "llama/med" else None
 
-    def save(self, name: str, *, tenant: str = "llama/med", hours_ago: int = 1, used_ms: int = 0) -> None:
+    def save(
+        self,
+        name: str,
+        *,
+        tenant: str = "llama/med",
+        hours_ago: int = 1,
+        used_ms: int = 0,
+        links: tuple[str, ...] | None = None,
+    ) -> None:
+        """`links` of its conversation, the last is its id; without, it is of one of its own."""
         (self.folder.path / name).write_bytes(bytes(100))
         saved_ms = CLOCK_MS - hours_ago * 3_600_000
         boot = self.folder.boot
+        links = (talk(name),) if links is None else links
         manifest = Manifest(
-            name, tenant, NOW, 0, 50, 100, saved_ms, boot=boot, id="a" * 32, used_ms=used_ms, restored_ms=saved_ms
-        )
+            name, tenant, NOW, 0, 50, 100, saved_ms, boot=boot, id=links[-1] if links else "", links=links,
+            used_ms=used_ms, restored_ms=saved_ms,
+        )  # fmt: skip
         self.folder.seal(manifest)
 
 
@@ -83,7 +99,7 @@ async def test_snapshots_are_listed_the_last_used_first_with_what_their_manifest
     assert (one["model"], one["tokens"], one["bytes"], one["strategy"], one["build"]) == (
         "llama/med", 50, 100, "slots", "b1",
     )  # fmt: skip
-    assert one["conversation"] == "a" * 32
+    assert one["conversation"] == talk("new.kv")
     assert one["saved_at"] == "1970-01-05T03:00:00.000Z"
     assert (one["used_at"], one["fingerprint"]["n_parallel"]) == (None, 2)
     async with http.get("/api/snapshots/none.kv") as got:

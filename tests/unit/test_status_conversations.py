@@ -68,6 +68,7 @@ async def test_where_nothing_is_kept_the_strategy_is_off(api: Served) -> None:
 
 async def test_conversations_are_counted_by_where_they_are(api: Served) -> None:
     index = api.ctx.index
+    await api.commit_card(Card("gpu0", residents=(MED,)))
     for letters in ("ab", "cd", "ef"):
         answer(index, letters, tenant=MED)
     first, second, _ = index.talks(MED)
