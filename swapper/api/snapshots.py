@@ -22,6 +22,7 @@ from swapper.api.views import Json, snapshot_json
 from swapper.core.types import World
 from swapper.errors import BackendError
 from swapper.snapshots.conversation import Place
+from swapper.snapshots.copies import newer
 from swapper.snapshots.manifest import Manifest
 from swapper.snapshots.shelf import Shelf
 
@@ -59,26 +60,36 @@ class SnapshotRoutes:
         ]
 
     async def index(self, request: web.Request) -> web.Response:
-        """`GET /api/snapshots?model=&limit=&cursor=`: a page, the last used first."""
+        """`GET /api/snapshots?model=&newest=&limit=&cursor=`: a page, the last used first.
+
+        With `newest=1` only the newest one of each conversation.
+        """
         query = request.query
         limit = bodies.whole_number(query, "limit", low=1, high=1000) or 100
         after = _after(query.get("cursor"))
-        found = [one for one in await self._wanted(query.get("model")) if after is None or one.key < after]
+        wanted = await self._wanted(query.get("model"))
+        older = newer(one.manifest for one in wanted)
+        if _is_set(request, "newest"):
+            wanted = [one for one in wanted if one.manifest.snapshot not in older]
+        found = [one for one in wanted if after is None or one.key < after]
         page, rest = found[:limit], found[limit:]
         cursor = ":".join(map(str, page[-1].key)) if rest else None
-        return web.json_response({"items": await self._views(page), "next_cursor": cursor})
+        return web.json_response({"items": await self._views(page, older), "next_cursor": cursor})
 
     async def show(self, request: web.Request) -> web.Response:
         """`GET /api/snapshots/{id}`."""
-        (view,) = await self._views([await self._one(request.match_info["id"])])
+        there = await self._all()
+        one = _named(there, request.match_info["id"])
+        (view,) = await self._views([one], newer(other.manifest for other in there))
         return web.json_response(view)
 
     async def remove(self, request: web.Request) -> web.Response:
         """`DELETE /api/snapshots/{id}[?force=1]`: 200 with what it was; 409 while it is needed."""
-        found = await self._one(request.match_info["id"])
-        (view,) = await self._views([found])
+        there = await self._all()
+        found = _named(there, request.match_info["id"])
+        (view,) = await self._views([found], newer(other.manifest for other in there))
         why = (await self._needed()).get(found.manifest.snapshot)
-        if why is not None and not _forced(request):
+        if why is not None and not _is_set(request, "force"):
             raise Problem(409, "snapshot-in-use", f"{found.manifest.snapshot} is in use: {why}. ?force=1 deletes it.")
         await self._delete([found])
         return web.json_response(view)
@@ -90,7 +101,7 @@ class SnapshotRoutes:
         """
         model = request.query.get("model")
         found = await self._wanted(model)
-        needed = dict[str, str]() if _forced(request) else await self._needed()
+        needed = dict[str, str]() if _is_set(request, "force") else await self._needed()
         gone = [one for one in found if one.manifest.snapshot not in needed]
         await self._delete(gone)
         for tenant in set(self._ctx.names.values()) if model is None else {self._ctx.names.get(model, model)}:
@@ -144,14 +155,8 @@ class SnapshotRoutes:
             raise Problem(404, "no-such-model", f"There is no model {model!r}, and nothing is saved of it.{hint}")
         return mine
 
-    async def _one(self, name: str) -> _Found:
-        found = next((one for one in await self._all() if one.manifest.snapshot == name), None)
-        if found is None:
-            raise Problem(404, "no-such-snapshot", f"There is no snapshot {name!r}.")
-        return found
-
-    async def _views(self, found: Iterable[_Found]) -> list[Json]:
-        """Each as JSON, judged by its shelf, in the same order."""
+    async def _views(self, found: Iterable[_Found], older: Mapping[str, str]) -> list[Json]:
+        """Each as JSON, judged by its shelf, in the same order. `older`: those of which there is a newer one."""
         found = list(found)
         by_shelf: dict[int, tuple[Shelf, list[Manifest]]] = {}
         for one in found:
@@ -161,7 +166,8 @@ class SnapshotRoutes:
         except BackendError as error:
             raise _unusable(error) from error
         views = {one.manifest.snapshot: one for some in judged for one in some}
-        return [snapshot_json(views[one.manifest.snapshot]) for one in found]
+        names = [one.manifest.snapshot for one in found]
+        return [snapshot_json(views[name], newer=older.get(name)) for name in names]
 
     async def _delete(self, found: Iterable[_Found]) -> None:
         try:
@@ -197,8 +203,16 @@ def _line(manifest: Manifest, why: str) -> Json:
     return {"id": manifest.snapshot, "model": manifest.tenant, "bytes": manifest.bytes, "why": why}
 
 
-def _forced(request: web.Request) -> bool:
-    return request.query.get("force", "0") not in ("0", "")
+def _named(found: Iterable[_Found], name: str) -> _Found:
+    """Raises Problem 404."""
+    one = next((one for one in found if one.manifest.snapshot == name), None)
+    if one is None:
+        raise Problem(404, "no-such-snapshot", f"There is no snapshot {name!r}.")
+    return one
+
+
+def _is_set(request: web.Request, name: str) -> bool:
+    return request.query.get(name, "0") not in ("0", "")
 
 
 def _after(cursor: str | None) -> _Key | None:

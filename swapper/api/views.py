@@ -176,10 +176,11 @@ def index_json(index: Index, tenant: str, n_slots: int | None) -> Json:
     }
 
 
-def snapshot_json(judged: Judged) -> Json:
+def snapshot_json(judged: Judged, *, newer: str | None = None) -> Json:
     """A snapshot from its manifest. `refused`: why it could not be restored now, null where nothing speaks against it.
 
     `compared`: its model runs, so that build and settings were compared as well; else only the file was looked at.
+    `newer`: the newest snapshot of the same conversation, null where this is it.
     """
     saved = judged.manifest
     then = saved.fingerprint
@@ -196,6 +197,7 @@ def snapshot_json(judged: Judged) -> Json:
         "digest": saved.digest,
         "build": then.build,
         "conversation": saved.id or None,
+        "newer": newer,
         "refused": judged.refused,
         "compared": judged.compared,
         "fingerprint": {

@@ -20,14 +20,15 @@ def snapshots() -> None:
 @snapshots.command("list", epilog="Example: swapper snapshots list qwen3.6-27b")
 @click.argument("model", required=False)
 @click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="So many at most.")
+@click.option("--all", "every", is_flag=True, help="Also the older copies of each conversation.")
 @server_options
-def list_(server: Server, as_json: bool, model: str | None, limit: int) -> None:
-    """Saved conversations (of a model), the last used first.
+def list_(server: Server, as_json: bool, model: str | None, limit: int, every: bool) -> None:
+    """Saved conversations (of a model), the last used first, each by its newest snapshot.
 
     What could not be restored now says why. Where its model does not run only the file was looked at, and build and
     settings are compared when it is loaded.
     """
-    page = server.call(lambda client: client.snapshots(model=model, limit=limit))
+    page = server.call(lambda client: client.snapshots(model=model, limit=limit, newest=None if every else 1))
     if as_json:
         return print_json(page)
     if not page["items"]:
@@ -41,7 +42,7 @@ def list_(server: Server, as_json: bool, model: str | None, limit: int) -> None:
         table.add_column(heading)
     for item in page["items"]:
         figures = (f"{item['tokens']:,}", size(item["bytes"]), ago(item["saved_at"]), ago(item["used_at"]))
-        table.add_row(item["id"], item["model"], *figures, item["strategy"], _restorable(item))
+        table.add_row(item["id"], item["model"], *figures, item["strategy"], _told(item))
     console().print(table)
     if page["next_cursor"] is not None:
         click.echo(f"and more: --limit {limit} was reached", err=True)
@@ -54,6 +55,11 @@ def _restorable(item: Json) -> str:
     return "yes" if item["compared"] else "yes, as far as its file tells: the model does not run"
 
 
+def _told(item: Json) -> str:
+    """Whether it could be restored, and whether anybody would rather have another one."""
+    return _restorable(item) + (f"; an older copy of {item['newer']}" if item["newer"] else "")
+
+
 @snapshots.command(epilog="Example: swapper snapshots show llama_qwen3.6-27b.1883206385664001.0.kv")
 @click.argument("snapshot", metavar="SNAPSHOT")
 @server_options
@@ -64,7 +70,7 @@ def show(server: Server, as_json: bool, snapshot: str) -> None:
         return print_json(found)
     out = console()
     out.print(f"{found['id']}: {found['tokens']:,} tokens, {size(found['bytes'])}", soft_wrap=True)
-    out.print(f"  restorable: {_restorable(found)}", soft_wrap=True)
+    out.print(f"  restorable: {_told(found)}", soft_wrap=True)
     for name in ("saved", "used", "restored"):
         moment = found[f"{name}_at"]
         out.print(f"  {name}: {moment} ({ago(moment)} ago)" if moment else f"  {name}: never, or nobody knows")

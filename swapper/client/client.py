@@ -117,7 +117,7 @@ class SwapperClient:
         return await self._call("GET", f"/api/swaps/{swap_id}")
 
     async def snapshots(self, **query: str | int | None) -> Json:
-        """A page of saved conversations, the last used first: `model`, `limit`, `cursor`."""
+        """A page of snapshots, the last used first: `model`, `newest` (1: one a conversation), `limit`, `cursor`."""
         return await self._call("GET", "/api/snapshots", query=query)
 
     async def snapshot(self, name: str) -> Json:

@@ -54,6 +54,25 @@ async def test_a_list_that_is_cut_says_so(saved: Saved, api: Served) -> None:
     assert (await swapper(api, "list", "--limit", "1")).stderr == "and more: --limit 1 was reached\n"
 
 
+async def test_a_conversation_is_listed_once_by_its_newest_snapshot_and_with_all_its_older_copies(
+    saved: Saved, api: Served
+) -> None:
+    saved.save("old.kv", hours_ago=3, links=("a" * 32,))
+    saved.save("new.kv", hours_ago=2, links=("a" * 32, "b" * 32))
+    saved.save("other.kv", hours_ago=1)
+    shown = (await swapper(api, "list")).output
+    assert ("old.kv" in shown, "new.kv" in shown, "other.kv" in shown) == (False, True, True)
+    (old,) = [line for line in (await swapper(api, "list", "--all")).output.splitlines() if "old.kv" in line]
+    assert old.rstrip().endswith("; an older copy of new.kv")
+    assert "; an older copy of new.kv" in (await swapper(api, "show", "old.kv")).output
+    programs = json.loads((await swapper(api, "list", "--all", "--json")).stdout)
+    assert [(item["id"], item["newer"]) for item in programs["items"]] == [
+        ("other.kv", None), ("new.kv", None), ("old.kv", "new.kv"),
+    ]  # fmt: skip
+    cut = await swapper(api, "list", "--limit", "2")
+    assert cut.stderr == ""  # the older copy is not what is left out
+
+
 async def test_one_is_shown_with_all_that_it_was_saved_under(saved: Saved, api: Served) -> None:
     saved.save("a.kv")
     shown = (await swapper(api, "show", "a.kv")).output
