@@ -6,6 +6,8 @@ import importlib
 import importlib.util
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
 import click
@@ -48,6 +50,14 @@ def test_the_configuration_it_shows_is_accepted_without_a_notice(tmp_path: Path)
     assert [str(one) for one in advise(config, {}) if one.error] == []
     assert list(config.spec().tenants) == ["llama/qwen3-32b"]
     assert config.models()["chat"] == "llama/qwen3-32b"
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed here")
+def test_the_key_file_it_makes_is_read_by_nobody_else(tmp_path: Path) -> None:
+    [line] = [line for line in _lines() if "> ops.key" in line]
+    subprocess.run(["sh", "-c", f"umask 022; {line}"], cwd=tmp_path, check=True, timeout=30)
+    made = tmp_path / "ops.key"
+    assert (made.stat().st_mode & 0o777, len(made.read_text().strip())) == (0o600, 32)
 
 
 def test_the_plain_server_it_shows_is_accepted_and_loses_no_conversation() -> None:
