@@ -88,8 +88,9 @@ def _conversations(swap: Json) -> None:
 
     table = Table("conversation of", "slot", "tokens", "bytes", "saved", "restored", "result", "cache_n", box=None)
     for talk in swap["conversations"]:
-        result = (talk["result"] or "") + (f": {talk['reason']}" if talk["reason"] else "")
-        figures = (talk["slot"], talk["tokens"], talk["bytes"])
+        result = ": ".join(said for said in (talk["result"], talk["reason"]) if said)
+        slot = talk["slot"] if talk["slot"] >= 0 else ""  # on disk it is in none
+        figures = (slot, talk["tokens"], talk["bytes"])
         marks = ("yes" if talk["saved"] else "no", "yes" if talk["restored"] else "no")
         cached = "" if talk["cache_n"] is None else str(talk["cache_n"])
         table.add_row(talk["model"], *map(str, figures), *marks, result, cached)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -16,6 +17,7 @@ from click.testing import CliRunner, Result
 
 from swapper.cli import COMMANDS, cli
 from swapper.core.commit import Commit, Committed
+from swapper.core.conversations import Conversation, ProofResult
 from swapper.core.types import Card, Gate, LeaseState
 from tests.support.api import Served, key, served
 from tests.unit.test_api_status import HOLDERS, SWAP
@@ -121,6 +123,18 @@ async def test_the_status_is_for_people_or_for_programs(api: Served) -> None:
     assert "warning: the agent of host main" in shown.stderr
     programs = await swapper("status", "--json", "--url", api.url)
     assert json.loads(programs.stdout)["cards"][0]["name"] == "gpu0"
+
+
+async def test_a_conversation_that_stays_on_disk_is_told_without_a_slot_and_with_nothing_but_its_reason(
+    api: Served,
+) -> None:
+    on_disk = Conversation("llama/med", -1, "a.kv", 4138, 9, saved=True, kept=True, reason="on disk: it comes back")
+    cold = replace(on_disk, slot=1, result=ProofResult.COLD, reason="its file is gone")
+    assert await api.store.commit(Commit(swaps=(replace(SWAP, conversations=(on_disk, cold)),))) == Committed()
+    lines = (await swapper("swaps", "sw_1", "--url", api.url)).output.splitlines()[-2:]
+    kept, gone = (line.split() for line in lines)
+    assert kept == ["llama/med", "4138", "9", "yes", "no", "on", "disk:", "it", "comes", "back"]
+    assert " ".join(gone) == "llama/med 1 4138 9 yes no cold: its file is gone"
 
 
 async def test_a_swap_is_drawn_step_by_step(api: Served) -> None:
