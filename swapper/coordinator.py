@@ -297,7 +297,7 @@ class Coordinator:
                 proof = replace(before, outcome="fault" if card.fault is not None else "done")
                 _log_end(next((s for s in commit.swaps if s.id == before.id), proof), world.now_ms)
             if after is not None and (before is None or after.id != before.id):
-                log.info("swap started", swap=after.id, card=card.name, token=after.token)
+                log.info(f"{_kind(after)} started", **_named(after), card=card.name, token=after.token)
         for alert in commit.alerts:
             log.warning("alert", card=alert.card, text=alert.text)
 
@@ -314,6 +314,19 @@ def _own_ms() -> int:
 
 
 def _log_end(swap: Swap, now_ms: int) -> None:
-    """`swap` as it is on record; of one that moved nothing, and is on none, what its proof came to."""
+    """`swap` as it is on record; of one that moved nothing, and is on none, what it came to."""
     took = (swap.ended_ms or now_ms) - swap.started_ms
-    log.info("swap ended", swap=swap.id, card=swap.card, outcome=swap.outcome, ms=took, reason=swap.reason)
+    log.info(f"{_kind(swap)} ended", **_named(swap), card=swap.card, outcome=swap.outcome, ms=took, reason=swap.reason)
+
+
+def _kind(swap: Swap) -> str:
+    if swap.moves:
+        return "swap"
+    return "tending" if swap.tends is not None else "proof"
+
+
+def _named(swap: Swap) -> dict[str, str | None]:
+    """By what it can be looked up: one that moves nobody is on no record, so that its id would lead nowhere."""
+    if swap.moves:
+        return {"swap": swap.id}
+    return {"lease": swap.lease} if swap.tends is None else {"cause": swap.cause}

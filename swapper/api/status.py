@@ -126,12 +126,17 @@ class StatusRoutes:
         return web.json_response({"items": [swap_json(swap) for swap in found], "next_cursor": None})
 
     async def swap(self, request: web.Request) -> web.Response:
-        """`GET /api/swaps/{id}`."""
+        """`GET /api/swaps/{id}`: one on record, or one that a card is at."""
         wanted = request.match_info["id"]
-        found = await self._ctx.store.swap(wanted)
+        found = await self._ctx.store.swap(wanted) or await self._running(wanted)
         if found is None:
-            raise Problem(404, "no-such-swap", f"There is no swap {wanted!r}.")
+            kept = "one that moved no model is kept only while it runs"
+            raise Problem(404, "no-such-swap", f"There is no swap {wanted!r}; {kept}.")
         return web.json_response(swap_json(found))
+
+    async def _running(self, wanted: str) -> Swap | None:
+        cards = (await self._ctx.store.read()).cards.values()
+        return next((card.swap for card in cards if card.swap is not None and card.swap.id == wanted), None)
 
     def _model_reasons(self, tenant: TenantSpec, world: World | None) -> list[str]:
         state = self._ctx.live.states().get(tenant.id, "not observed yet")

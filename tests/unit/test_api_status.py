@@ -207,6 +207,21 @@ async def test_a_swap_is_told_with_its_steps_and_conversations(api: Served, http
     assert (talk["model"], talk["saved"], talk["restored"], talk["result"]) == ("llama/med", True, False, None)
     async with http.get("/api/swaps/sw_2") as answer:
         assert answer.status == 404
+        kept = "one that moved no model is kept only while it runs"
+        assert (await answer.json())["detail"] == f"There is no swap 'sw_2'; {kept}."
+
+
+async def test_what_a_card_is_at_can_be_asked_for_though_it_moves_nobody_and_will_be_on_no_record(
+    api: Served, http: aiohttp.ClientSession
+) -> None:
+    tending = Swap("sw_3", "gpu0", "conversation of llama/med", 9, (), (), Step.RESTORE, 0, 0, tends="llama/med")
+    await api.commit_card(Card("gpu0", residents=("llama/med",), swap=tending))
+    async with http.get("/api/cards/gpu0") as answer:
+        named = (await answer.json())["swap"]["id"]
+    async with http.get(f"/api/swaps/{named}") as answer:
+        assert (answer.status, (await answer.json())["cause"]) == (200, "conversation of llama/med")
+    async with http.get("/api/swaps") as answer:
+        assert (await answer.json())["items"] == []
 
 
 async def test_ready_tells_why_not(api: Served, http: aiohttp.ClientSession) -> None:

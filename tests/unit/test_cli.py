@@ -146,7 +146,8 @@ async def test_a_swap_is_drawn_step_by_step(api: Served) -> None:
     assert "━" in one.output
     assert "4096" in one.output
     missing = await swapper("swaps", "sw_2", "--url", api.url)
-    assert (missing.exit_code, missing.stderr) == (1, "Error: There is no swap 'sw_2'.\n")
+    kept = "one that moved no model is kept only while it runs"
+    assert (missing.exit_code, missing.stderr) == (1, f"Error: There is no swap 'sw_2'; {kept}.\n")
 
 
 async def test_the_event_log_can_be_read_from_any_place(api: Served) -> None:

@@ -141,16 +141,33 @@ async def test_a_default_is_loaded_and_a_lease_gets_the_card_and_gives_it_back(r
     ]
 
 
-async def test_the_log_says_how_a_swap_ended_that_moved_nothing(rig: Rig) -> None:
+async def test_the_log_says_how_a_swap_ended_and_names_one_that_moved_nothing_by_what_is_on_record(rig: Rig) -> None:
     await rig.enqueue("ls_a")
     with capture_logs() as logs:
         await rig.hands.hello()
         world = await rig.until(lambda world: world.leases["ls_a"].state is LeaseState.GRANTED)
         await rig.store.end("ls_a", world.leases["ls_a"].token)
         await rig.until(serving)
-    ended = [(line["swap"], line["outcome"]) for line in logs if line["event"] == "swap ended"]
-    assert ended[0] == ("sw_1", "done")
+    told = [line for line in logs if line["event"].endswith((" started", " ended"))]
+    proof, swap = told[:2], told[2:]
+    assert [(line["event"], line["lease"]) for line in proof] == [("proof started", "ls_a"), ("proof ended", "ls_a")]
+    assert ("swap" in proof[0], proof[1]["outcome"]) == (False, "done")
+    assert [line["event"] for line in swap] == ["swap started", "swap ended"]
+    assert await rig.store.swap(swap[1]["swap"]) is not None
     assert await rig.store.swap("sw_1") is None, "a swap that moves nothing is on no record"
+
+
+async def test_the_log_names_what_a_resident_is_looked_after_for_and_no_swap_that_is_on_no_record(rig: Rig) -> None:
+    await rig.hands.hello()
+    await rig.until(serving)
+    rig.hands.answers["restore"] = {"slot": 0, "tokens": 900}
+    with capture_logs() as logs:
+        data: dict[str, object] = {"snapshot": "med.1.c2.kv", "tokens": 900, "talks": []}
+        await rig.store.report(Report("gateway:g1", "gpu0", MED, 0, 0, "wanted", "ok", data=data))
+        await rig.until(lambda _: "placed" in [command.verb for command in rig.hands.done])
+    told = [line for line in logs if line["event"].startswith(("tending", "swap"))]
+    assert [line["event"] for line in told] == ["tending started", "tending ended"]
+    assert [(line["cause"], "swap" in line) for line in told] == 2 * [(f"conversation of {MED}", False)]
 
 
 async def test_a_mark_above_the_counter_raises_it_before_anything_is_granted(rig: Rig) -> None:
