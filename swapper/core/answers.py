@@ -220,8 +220,10 @@ def _load_failed(draft: Draft, tenant: str, reason: str) -> None:
     if plan.arriving(draft.swap):
         return
     if not swap.back and swap.from_:
+        give_up(draft, f"{tenant} could not be loaded: {reason}")
         compensate(draft, f"{tenant} could not be loaded")
     elif not draft.swap.pending:
+        give_up(draft, f"{tenant} could not be loaded: {reason}")
         end_in_fault(draft, reason, outcome="compensated")
 
 
@@ -262,7 +264,8 @@ def compensate(draft: Draft, reason: str) -> None:
     swap = draft.swap
     released = any(r.step is Step.RELEASE for r in swap.steps)
     kept = () if released else tuple(map(_stays, swap.conversations))
-    draft.update(back=True, grants=False, to=swap.from_, pending=(), reason=reason, conversations=kept)
+    to = tuple(t for t in swap.from_ if not plan.by_lease(draft.spec, t))
+    draft.update(back=True, grants=False, to=to, pending=(), reason=reason, conversations=kept)
     for record in swap.steps:
         draft.finish(record.step, record.tenant, StepOutcome.COMPENSATED)
     enter(draft, Step.VACATE if released else Step.OPEN)
@@ -297,8 +300,9 @@ def give_up(draft: Draft, reason: str) -> None:
 def end_in_fault(draft: Draft, reason: str, outcome: str = "fault") -> None:
     """The swap ends here; the policy brings back whoever fits, and tries the others again after a rest."""
     swap = draft.swap
-    if draft.card.return_to is None and swap.from_:
-        draft.card = replace(draft.card, return_to=swap.from_, return_lease=swap.lease)
+    owed = tuple(t for t in swap.from_ if not plan.by_lease(draft.spec, t))
+    if draft.card.return_to is None and owed:
+        draft.card = replace(draft.card, return_to=owed, return_lease=swap.lease)
     for record in swap.steps:
         draft.finish(record.step, record.tenant, StepOutcome.FAILED, reason)
     draft.end(replace(draft.swap, pending=(), outcome=outcome, reason=reason, ended_ms=draft.now))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from swapper.core import plan
-from swapper.core.commit import LeaseChange
+from swapper.core.commit import AlertKind, LeaseChange
 from swapper.core.draft import Draft
 from swapper.core.spec import Spec
 from swapper.core.types import Card, LeaseState, Step, StepOutcome, Swap
@@ -28,6 +28,8 @@ def in_the_way(spec: Spec, card: Card, swap: Swap, states: Mapping[str, str]) ->
     """Tenants seen loaded that neither are residents nor left nor come with the swap, where there is no room beside."""
     ours = {*card.residents, *swap.from_, *swap.to}
     found = tuple(t for t, state in states.items() if state == "loaded" and t in spec.tenants and t not in ours)
+    if any(plan.by_lease(spec, t) for t in found):  # what it takes stands in no number before it has its lease
+        return found
     needed = plan.vacate_need(spec, card, swap) + plan.needs(spec, found)
     return found if needed > plan.capacity(spec, card.name) - plan.needs(spec, card.residents) else ()
 
@@ -46,7 +48,8 @@ def make_way(draft: Draft, found: tuple[str, ...]) -> None:
             draft.leases.append(change)
     for tenant in found:
         draft.let_in(tenant)
-        draft.alert(f"{tenant} was loaded by somebody else; it serves, and who waits goes on from there", tenant=tenant)
+        text = f"{tenant} was loaded by somebody else; it serves, and who waits goes on from there"
+        draft.alert(text, AlertKind.STRANGER, tenant=tenant)
     for record in swap.steps:
         draft.finish(record.step, record.tenant, StepOutcome.COMPENSATED, reason)
     draft.end(replace(draft.swap, pending=(), outcome="compensated", reason=reason, ended_ms=draft.now))

@@ -13,7 +13,7 @@ from functools import partial
 
 from swapper.core import intruder, periodic, plan, steps
 from swapper.core.answers import compensate, settle, take
-from swapper.core.commit import Commit, LeaseChange
+from swapper.core.commit import Alert, AlertKind, Commit, LeaseChange
 from swapper.core.draft import Draft
 from swapper.core.policy import Choice
 from swapper.core.spec import Spec
@@ -26,7 +26,8 @@ BEFORE_RELEASE = frozenset({Step.CLOSE, Step.DRAIN, Step.SAVE})
 def start(world: World, spec: Spec, card: Card, choice: Choice, *, swap_id: str, token: int) -> Commit:
     """Begin the swap a choice asks for; a lease becomes `preparing` in the same commit."""
     draft = Draft(world, spec, card)
-    grants = choice.lease is not None and not choice.arriving
+    lease = world.leases.get(choice.lease or "")
+    grants = choice.lease is not None and {*choice.arriving} <= ({lease.request.holder} if lease else set())
     first = plan.first_step(choice.leaving)
     swap = Swap(
         swap_id,
@@ -51,7 +52,8 @@ def start(world: World, spec: Spec, card: Card, choice: Choice, *, swap_id: str,
 def _prepare(draft: Draft, lease: Lease) -> None:
     card, swap = draft.card, draft.swap
     asked = lease.request
-    hold = Hold(lease.id, asked.label, asked.vram_mib, asked.holder_pid, started=asked.holder_started)
+    tenant = asked.holder if plan.by_lease(draft.spec, asked.holder or "") else None
+    hold = Hold(lease.id, asked.label, asked.vram_mib, asked.holder_pid, started=asked.holder_started, tenant=tenant)
     draft.card = replace(card, holds=(*card.holds, hold))
     if swap.from_:
         wanted = plan.owed(draft.spec, card)
@@ -306,7 +308,8 @@ def on_observed(world: World, spec: Spec, card: Card, states: Mapping[str, str],
     if card.fault is not None and free_mib is not None:
         within_reach = free_mib + plan.needs(spec, card.residents)
         if within_reach >= min(card.fault.need_mib, plan.capacity(spec, card.name)):
-            return Commit(cards=(replace(card, fault=None),))
+            over = Alert(card.name, f"card {card.name} is free again", kind=AlertKind.FAULT, over=True)
+            return Commit(cards=(replace(card, fault=None),), alerts=(over,))
     strangers = tuple(
         t for t, state in states.items() if state == "loaded" and t in spec.tenants and t not in card.residents
     )
@@ -320,7 +323,7 @@ def _lose(world: World, spec: Spec, card: Card, lost: tuple[str, ...]) -> Commit
     for tenant in lost:
         draft.order(Step.CLOSE, tenant, {"epoch": draft.gate(tenant, open_=False)})
         text = f"{tenant} is gone from the card though no swap took it away; it will be brought back"
-        draft.alert(text, tenant=tenant)
+        draft.alert(text, AlertKind.GONE, tenant=tenant)
     return draft.commit()
 
 

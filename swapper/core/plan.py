@@ -56,8 +56,8 @@ def capacity(spec: Spec, card: str) -> int:
 
 
 def needs(spec: Spec, tenants: Iterable[str]) -> int:
-    """MiB the tenants need together; one that left the configuration counts nothing."""
-    return sum(spec.tenants[t].need_mib for t in tenants if t in spec.tenants)
+    """MiB the tenants need together; one that left the configuration counts nothing, nor one whose lease counts."""
+    return sum(spec.tenants[t].need_mib for t in tenants if t in spec.tenants and not spec.tenants[t].by_lease)
 
 
 def held(card: Card) -> int:
@@ -66,7 +66,10 @@ def held(card: Card) -> int:
 
 
 def owed(spec: Spec, card: Card) -> tuple[str, ...]:
-    """Who comes back after a lease: the residents, and those still owed from before who fit beside them."""
+    """Who comes back after a lease: the residents, and those still owed from before who fit beside them.
+
+    Not one that is there by a lease of its own.
+    """
     room = capacity(spec, card.name) - sum(_evictable(spec, t) for t in card.residents)
     kept: list[str] = []
     for tenant in card.return_to or ():
@@ -75,12 +78,19 @@ def owed(spec: Spec, card: Card) -> tuple[str, ...]:
         elif _evictable(spec, tenant) <= room:
             kept.append(tenant)
             room -= _evictable(spec, tenant)
-    return tuple(dict.fromkeys((*kept, *card.residents)))
+    return tuple(dict.fromkeys(t for t in (*kept, *card.residents) if not by_lease(spec, t)))
+
+
+def by_lease(spec: Spec, tenant: str) -> bool:
+    """Whether it is on a card only inside a lease of its own."""
+    configured = spec.tenants.get(tenant)
+    return configured is not None and configured.by_lease
 
 
 def _evictable(spec: Spec, tenant: str) -> int:
     configured = spec.tenants.get(tenant)
-    return 0 if configured is None or configured.evict_never else configured.need_mib
+    counts = configured is not None and not (configured.evict_never or configured.by_lease)
+    return configured.need_mib if configured is not None and counts else 0
 
 
 def vacate_need(spec: Spec, card: Card, swap: Swap) -> int:

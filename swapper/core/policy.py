@@ -11,12 +11,15 @@ from dataclasses import dataclass, replace
 
 from swapper.core import plan
 from swapper.core.spec import Spec
-from swapper.core.types import Card, Demand, Lease, LeaseState, World
+from swapper.core.types import Card, Demand, Hold, Lease, LeaseState, World
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A swap worth starting: who leaves, who comes, and why. `lease` is granted at its end when nobody comes."""
+    """A swap worth starting: who leaves, who comes, and why.
+
+    `lease` is granted at its end when nobody comes but its own tenant.
+    """
 
     cause: str
     leaving: tuple[str, ...] = ()
@@ -39,10 +42,33 @@ def choose(world: World, spec: Spec, card: Card, *, idle_since_ms: int) -> Choic
 
     `idle_since_ms`: since when no call has been running or waiting on the card (milliseconds, store clock).
     """
-    if card.swap is not None or card.whole is not None:
+    if card.swap is not None or (card.fault is not None and card.fault.retry_ms > world.now_ms):
         return None
-    if card.fault is not None and card.fault.retry_ms > world.now_ms:
+    if missing := tuple(h.tenant for h in card.holds if _is_missing(world, card, h)):
+        return Choice("recovery", arriving=tuple(t for t in missing if t is not None))
+    if card.whole is not None:
         return None
+    held = {h.tenant for h in card.holds}
+    spent = tuple(t for t in card.residents if plan.by_lease(spec, t) and t not in held)
+    without = replace(card, residents=tuple(t for t in card.residents if t not in spent))
+    return _leave_too(card, spent, _wish(world, spec, without, idle_since_ms))
+
+
+def _is_missing(world: World, card: Card, hold: Hold) -> bool:
+    """Whether a lease's tenant, for which it was granted, is gone from the card."""
+    there = hold.tenant is None or hold.tenant in card.residents
+    return hold.granted and not there and not _resting(world, card, hold.tenant or "")
+
+
+def _leave_too(card: Card, spent: tuple[str, ...], choice: Choice | None) -> Choice | None:
+    """Those whose lease is over go with the next swap, or in one of their own; not one that comes at once again."""
+    if choice is None:
+        cause = f"lease {card.return_lease}" if card.return_lease else "recovery"
+        return Choice(cause, leaving=spent) if spent else None
+    return replace(choice, leaving=(*choice.leaving, *(t for t in spent if t not in choice.arriving)))
+
+
+def _wish(world: World, spec: Spec, card: Card, idle_since_ms: int) -> Choice | None:
     waiting = sorted(_waiting(world, spec, card), key=lambda w: (w.rank, w.since_ms))
     held_up = False
     for candidate in waiting:
@@ -113,13 +139,17 @@ def _serve(world: World, spec: Spec, card: Card, candidate: _Waiting) -> Choice 
 
 def _to_lease(world: World, spec: Spec, card: Card, lease: Lease) -> Choice | None:
     cause = f"lease {lease.id}"
+    holder = lease.request.holder
+    arriving = (holder,) if holder is not None and plan.by_lease(spec, holder) else ()
+    if arriving and _resting(world, card, arriving[0]):
+        return None
     if lease.whole:
         if card.holds:
             return None
         leaving = tuple(t for t in card.residents if not _stays(spec, t))
-        return Choice(cause, leaving=leaving, lease=lease.id)
-    leaving = _make_room(world, spec, card, lease.request.vram_mib or 0)
-    return None if leaving is None else Choice(cause, leaving=leaving, lease=lease.id)
+        return Choice(cause, leaving, arriving, lease.id)
+    room = _make_room(world, spec, card, lease.request.vram_mib or 0)
+    return None if room is None else Choice(cause, room, arriving, lease.id)
 
 
 def _stays(spec: Spec, tenant: str) -> bool:
@@ -148,7 +178,7 @@ def _make_room(
         if free >= need_mib:
             break
         configured = spec.tenants.get(tenant)
-        if configured is None or not (configured.evict_never or configured.pinned):
+        if configured is None or not (configured.evict_never or configured.pinned or configured.by_lease):
             leaving.append(tenant)
             free += configured.need_mib if configured else 0
     return tuple(leaving) if free >= need_mib else None

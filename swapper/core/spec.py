@@ -25,8 +25,8 @@ class CardSpec:
 class TenantSpec:
     """A tenant as configured. `server` is the config entry that has its control (`llama` of `llama/med`).
 
-    `sweep`: conversations that lie in no slot are saved as well. `every_ms`: so often idle slots are saved while it
-    serves.
+    `by_lease`: it is on the card only inside a lease of its own, whose holder it is. `sweep`: conversations that lie in
+    no slot are saved as well. `every_ms`: so often idle slots are saved while it serves.
     """
 
     id: str
@@ -38,6 +38,7 @@ class TenantSpec:
     evict_never: bool = False
     default: bool = False
     pinned: bool = False
+    by_lease: bool = False
     save: bool = True
     save_required: bool = False
     sweep: bool = True

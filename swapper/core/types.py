@@ -247,7 +247,8 @@ class Swap:
 class Hold:
     """A lease that prepares or holds (part of) a card. `vram_mib` None is the whole card.
 
-    `pid` is the process it named, which started at `started` (clock ticks since boot; None: not known).
+    `pid` is the process it named, which started at `started` (clock ticks since boot; None: not known). `tenant` is the
+    one that is on the card inside this lease, and only there.
     """
 
     lease: str
@@ -256,6 +257,7 @@ class Hold:
     pid: int | None
     granted: bool = False
     started: int | None = None
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
