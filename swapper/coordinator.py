@@ -17,7 +17,7 @@ import structlog
 
 from swapper.core import clock, machine, reuse, rollback, tend, turn
 from swapper.core.apply import apply
-from swapper.core.commit import Alert, Commit, Committed
+from swapper.core.commit import Alert, AlertKind, Commit, Committed
 from swapper.core.spec import Spec
 from swapper.core.turn import Seen, busy, card_of
 from swapper.core.types import Card, Command, Report, Swap, World
@@ -209,7 +209,10 @@ class Coordinator:
 
     async def _observed(self, report: Report) -> None:
         if (said := report.data.get("said")) is not None:
-            alerts = tuple(Alert(card, str(said)) for card in cast("Sequence[str]", report.data.get("on", ())))
+            alerts = tuple(
+                Alert(card, str(said), {"tenant": report.data.get("server")}, AlertKind.HUNG)
+                for card in cast("Sequence[str]", report.data.get("on", ()))
+            )
             await self._decide(lambda _: Commit(alerts=alerts))
         self.seen.states.update(cast("Mapping[str, str]", report.data.get("tenants", {})))
         self.seen.readings.update(cast("Mapping[str, Mapping[str, object]]", report.data.get("cards", {})))

@@ -16,7 +16,7 @@ from swapper.config import Config
 from swapper.config.advice import model_options, read_preset
 from swapper.config.served import ONE_MODEL, served
 from swapper.config.units import show_bytes
-from swapper.core.commit import Alert
+from swapper.core.commit import Alert, AlertKind
 from swapper.snapshots.manifest import Manifest, refusal
 from workers.control import Control
 from workers.llama import foreseen
@@ -47,7 +47,7 @@ async def before_start(config: Config, controls: Mapping[str, Control]) -> list[
     starting = [name for name, one in config.tenants.items() if one.control == "command" and not controls[name].alive()]
     found = await asyncio.gather(*(asyncio.to_thread(losses, config, name, os.environ) for name in starting))
     return [
-        Alert(config.tenants[name].card, str(loss), {"tenant": loss.tenant})
+        Alert(config.tenants[name].card, str(loss), {"tenant": loss.tenant}, AlertKind.COLD)
         for name, lost in zip(starting, found, strict=True)
         for loss in lost
     ]

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 
 import structlog
 
-from swapper.core.commit import Alert, Commit
+from swapper.core.commit import Alert, AlertKind, Commit
 from swapper.core.spec import Spec
 from swapper.errors import StoreDown, SwapperError
 from swapper.gateway.member import Member
@@ -71,7 +71,8 @@ async def watch_folder(folder: StateFolder, store: RedisStore, spec: Spec) -> No
         problem = folder.look()
         if problem is not None and problem != told:
             log.error("the state folder is not as it was", problem=problem)
-            await _alert(store, Commit(alerts=tuple(Alert(card, problem) for card in spec.cards)))
+            alerts = tuple(Alert(card, problem, kind=AlertKind.STATE_DIR) for card in spec.cards)
+            await _alert(store, Commit(alerts=alerts))
             told = problem
         await asyncio.sleep(LOOK_S)
 

@@ -6,7 +6,7 @@ it never loads or unloads a tenant.
 
 Data of `observed`: `tenants {id: state}`, with those that run and are not configured, `cards {name: reading, MiB}`, and
 `marks {card: [token, n]}`: this command and all before it had been carried out on the card before it was looked at.
-One that tells what was done to a server has `said`, a sentence, and `on`, its cards, instead.
+One that tells what was done to a server has `said`, a sentence, `server`, its name, and `on`, its cards, instead.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class Watch:
         if ended is not None:
             seen.changed.set()
             log.warning("a server hung", server=server, what=ended)
-            await self._report({"said": ended, "on": sorted(seen.cards)})
+            await self._report({"said": ended, "server": server, "on": sorted(seen.cards)})
 
     async def _listen(self, server: str) -> None:
         """Let every change the server tells of lead to a look."""

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
-from swapper.core import comeback, keeping, periodic, plan, saving
-from swapper.core.commit import LeaseChange
+from swapper.core import comeback, keeping, periodic, plan, saving, tend
+from swapper.core.commit import AlertKind, LeaseChange
 from swapper.core.conversations import Conversation, ProofResult, Strategy
 from swapper.core.draft import Draft
 from swapper.core.steps import advance, enter, prove_free
@@ -153,7 +153,8 @@ def _saved(draft: Draft, command: Command, report: Report) -> None:
         keeping.mark(draft, name, strategy=Strategy.OFF)
     else:
         draft.finish(Step.SAVE, command.tenant, StepOutcome.FAILED, reason)
-        draft.alert(f"a conversation of {command.tenant} could not be saved: {reason}", tenant=command.tenant)
+        text = f"a conversation of {command.tenant} could not be saved: {reason}"
+        draft.alert(text, AlertKind.UNSAVED, tenant=command.tenant)
     configured = draft.spec.tenants.get(command.tenant)
     if configured is not None and configured.save_required:
         compensate(draft, f"{command.tenant} slot {command.args['slot']} could not be saved: {reason}")
@@ -182,7 +183,8 @@ def _vacated(draft: Draft, command: Command, report: Report) -> None:
     who = ", ".join(holders) or report.detail or "nobody we can name"
     reason = f"{free} MiB free of the {need} needed; held by {who}"
     draft.finish(Step.VACATE, None, StepOutcome.FAILED, reason)
-    draft.alert(f"card {draft.card.name}: {reason}", holders=list(holders), free_mib=free, need_mib=need)
+    text = f"card {draft.card.name}: {reason}"
+    draft.alert(text, AlertKind.FAULT, holders=list(holders), free_mib=free, need_mib=need)
     before = draft.card.fault
     count = before.count + 1 if before else 1
     rest = 0 if before is None else _rest(before.count)
@@ -215,7 +217,7 @@ def _load_failed(draft: Draft, tenant: str, reason: str) -> None:
     displaces = draft.swap.from_ and not draft.swap.back
     failure = Failure(reason, count, draft.now + _rest(count, FIRST_REST_MS if displaces else SHORT_REST_MS))
     draft.card = replace(draft.card, failed={**draft.card.failed, tenant: failure})
-    draft.alert(f"{tenant} could not be loaded: {reason}", tenant=tenant)
+    draft.alert(f"{tenant} could not be loaded: {reason}", AlertKind.NOT_LOADED, tenant=tenant)
     swap = draft.swap
     if plan.arriving(draft.swap):
         return

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from swapper.core.answers import LONGEST_REST_MS
-from swapper.core.commit import Alert, Commit, LeaseChange
+from swapper.core.commit import Alert, AlertKind, Commit, LeaseChange
 from swapper.core.spec import Spec
 from swapper.core.types import ACTIVE, Card, Lease, LeaseState, Swap, World
 
@@ -76,7 +76,7 @@ def moved(world: World, spec: Spec, step_ms: int = 0) -> Commit | None:
         swaps=swaps,
         members_ms=MEMBER_MS,
         stepped=(world.stepped_ms, world.stepped_ms + step_ms),
-        alerts=tuple(Alert(name, _said(step_ms), {"step_ms": step_ms}) for name in spec.cards),
+        alerts=tuple(Alert(name, _said(step_ms), {"step_ms": step_ms}, AlertKind.CLOCK) for name in spec.cards),
     )
 
 

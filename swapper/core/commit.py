@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from swapper.core.conversations import Conversation
 from swapper.core.types import Card, Command, Gate, LeaseState, Swap
@@ -46,13 +47,38 @@ class LeaseChange:
     only_if_expired: bool = False
 
 
+class AlertKind(StrEnum):
+    """What an alert is about: alerts of one kind, card and tenant or holder tell of one thing."""
+
+    FAULT = "fault"
+    FOREIGN_VRAM = "foreign_vram"
+    OVER_NEED = "over_need"
+    NOT_LOADED = "not_loaded"
+    GONE = "gone"
+    STRANGER = "stranger"
+    HUNG = "hung"
+    UNSAVED = "unsaved"
+    COLD = "cold"
+    DEMOTED = "demoted"
+    PUT_BACK = "put_back"
+    CLOCK = "clock"
+    STATE_DIR = "state_dir"
+    OTHER = "other"
+
+
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """Something a person should know; becomes an event of type `alert`."""
+    """Something a person should know; becomes an event of type `alert`.
+
+    `data` names its `tenant`, or its `holders` (who keeps VRAM, in words), where it is about one. `over`: what an
+    earlier alert of its kind, card and tenant or holders told is so no more.
+    """
 
     card: str
     text: str
     data: Mapping[str, object] = field(default_factory=dict[str, object])
+    kind: AlertKind = AlertKind.OTHER
+    over: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from swapper.core.commit import Alert, Commit, LeaseChange
-from swapper.core.conversations import Conversation
+from swapper.core.commit import Alert, AlertKind, Commit, LeaseChange
+from swapper.core.conversations import Conversation, ProofResult
 from swapper.core.spec import Spec
 from swapper.core.types import Card, Command, Gate, Step, StepOutcome, StepRecord, Swap, World
 
@@ -61,8 +61,18 @@ class Draft:
     def end(self, swap: Swap) -> None:
         """The swap is over: it goes to the record, the card has none."""
         self._swap = None
+        self._tell_cold(swap)
         if swap.moves:
             self.ended.append(swap)
+
+    def _tell_cold(self, swap: Swap) -> None:
+        """Of those that an answer shows to be cold later there is an event each; these no answer is waited for."""
+        cold = [c for c in swap.conversations if c.saved and c.result is ProofResult.COLD and c.cache_n is None]
+        for tenant in dict.fromkeys(c.tenant for c in cold):
+            mine = [c for c in cold if c.tenant == tenant]
+            count = f"{len(mine)} conversations" if len(mine) > 1 else "a conversation"
+            reasons = "; ".join(dict.fromkeys(c.reason or "no reason is known" for c in mine))
+            self.alert(f"{count} of {tenant} came back cold: {reasons}", AlertKind.COLD, tenant=tenant)
 
     def update(self, **changes: object) -> None:
         """Replace fields of the swap."""
@@ -142,9 +152,9 @@ class Draft:
 
         self.update(steps=tuple(amended(r) for r in self.swap.steps))
 
-    def alert(self, text: str, **data: object) -> None:
+    def alert(self, text: str, kind: AlertKind = AlertKind.OTHER, **data: object) -> None:
         """Tell a person."""
-        self.alerts.append(Alert(self.card.name, text, data))
+        self.alerts.append(Alert(self.card.name, text, data, kind))
 
     def commit(self) -> Commit:
         """Freeze."""

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
+from swapper.core.commit import AlertKind
 from swapper.core.conversations import Conversation, Costs, Keeping, ProofResult, Strategy
 from swapper.core.draft import Draft
 from swapper.core.types import Card, Command, Report, Step, WorkClass
@@ -113,7 +114,8 @@ def give_up(draft: Draft, talk: Conversation, why: str) -> bool:
         draft.command(draft.agent_of(talk.tenant), Step.SAVE, talk.tenant, save_args(as_it_is))
         return True
     mark(draft, talk.snapshot, recall=False, result=ProofResult.COLD, reason=why)
-    draft.alert(f"a conversation of {talk.tenant} could not be saved: {why}", tenant=talk.tenant)
+    text = f"a conversation of {talk.tenant} could not be saved: {why}"
+    draft.alert(text, AlertKind.UNSAVED, tenant=talk.tenant)
     return False
 
 

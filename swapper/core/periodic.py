@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import cast
 
 from swapper.core import keeping, plan, policy, saving
-from swapper.core.commit import Commit
+from swapper.core.commit import AlertKind, Commit
 from swapper.core.conversations import Conversation, Strategy
 from swapper.core.draft import Draft
 from swapper.core.spec import Spec, TenantSpec
@@ -174,7 +174,8 @@ def _not_saved(draft: Draft, report: Report) -> None:
     tenant = cast("str", draft.swap.tends)
     if not report.data.get("unsupported"):
         why = report.detail or "the save failed"
-        draft.alert(f"a conversation of {tenant} could not be saved beside its calls: {why}", tenant=tenant)
+        text = f"a conversation of {tenant} could not be saved beside its calls: {why}"
+        draft.alert(text, AlertKind.UNSAVED, tenant=tenant)
     _end(draft, _every_ms(draft))
 
 

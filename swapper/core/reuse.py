@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from swapper.core import keeping
-from swapper.core.commit import Alert, Commit
+from swapper.core.commit import Alert, AlertKind, Commit
 from swapper.core.conversations import Conversation, ProofResult
 from swapper.core.types import Card, Report, Swap
 
@@ -98,4 +98,5 @@ def _doubted(card: Card, swap: Swap, before: Conversation, after: Conversation) 
     if now.demoted == keeping.of(card, before.tenant).demoted:
         return told
     text = f"{before.tenant}: {why}; from now on: {now.strategy}"
-    return replace(told, alerts=(Alert(card.name, text, {"tenant": before.tenant, "strategy": now.strategy}),))
+    data = {"tenant": before.tenant, "strategy": now.strategy}
+    return replace(told, alerts=(Alert(card.name, text, data, AlertKind.DEMOTED),))

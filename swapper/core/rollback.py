@@ -6,7 +6,7 @@ to a coordinator that gave it out, proves that the store lost something. What it
 
 from __future__ import annotations
 
-from swapper.core.commit import Alert, Commit
+from swapper.core.commit import Alert, AlertKind, Commit
 from swapper.core.spec import Spec
 from swapper.core.types import World
 
@@ -20,4 +20,4 @@ def on_mark(world: World, spec: Spec, mark: int) -> Commit | None:
         f"{world.token}; leases asked for or granted since then are lost, and each card is taken as its agent sees it"
     )
     data = {"mark": str(mark), "token": str(world.token)}
-    return Commit(alerts=tuple(Alert(name, text, data) for name in spec.cards))
+    return Commit(alerts=tuple(Alert(name, text, data, AlertKind.PUT_BACK) for name in spec.cards))

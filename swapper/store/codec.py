@@ -26,6 +26,7 @@ _SWAP = msgspec.json.Decoder(Swap)
 _COMMAND = msgspec.json.Decoder(Command)
 _REPORTS = msgspec.json.Decoder(tuple[Report, ...])
 _CONVERSATION = msgspec.json.Decoder(Conversation)
+_ALERT = msgspec.json.Decoder(Alert)
 _DEMAND = msgspec.json.Decoder(tuple[Demand, ...])
 # Lenient: in a lease's after-image the token is a string, because JSON readers with doubles would lose digits.
 _LEASE = msgspec.json.Decoder(Lease, strict=False)
@@ -196,7 +197,8 @@ def _swap(value: Swap) -> dict[str, str]:
 
 
 def _alert(alert: Alert) -> dict[str, str]:
-    return {"type": "alert", "subject": alert.card, "doc": image({"id": alert.card, "state": "raised"}, alert)}
+    head = {"id": alert.card, "state": "over" if alert.over else "raised"}
+    return {"type": "alert", "subject": alert.card, "doc": image(head, alert)}
 
 
 def _conversation(talk: Conversation) -> dict[str, str]:
@@ -268,3 +270,8 @@ def swap_of(event: StoredEvent) -> Swap:
 def conversation_of(event: StoredEvent) -> Conversation:
     """The after-image of a `conversation` event."""
     return _CONVERSATION.decode(event.data)
+
+
+def alert_of(event: StoredEvent) -> Alert:
+    """What an `alert` event tells; of an older release, or a newer one's kind, it is of the kind `other`."""
+    return _ALERT.decode(event.data)
