@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from swapper import __version__
-from swapper.errors import ApiDown, ConfigError, StoreDown, SwapperError
+from swapper.errors import ApiDown, ApiRefused, ConfigError, StoreDown, SwapperError
 
 FAILED = 1
 USAGE = 2
@@ -64,10 +64,20 @@ class LazyGroup(click.Group):
                 click.echo(problem, err=True)
             ctx.exit(USAGE)
         except SwapperError as error:
-            click.echo(f"Error: {error}", err=True)
+            click.echo(f"Error: {_sentence(error)}", err=True)
             ctx.exit(UNAVAILABLE if isinstance(error, ApiDown | StoreDown) else FAILED)
         except KeyboardInterrupt:
             ctx.exit(130)
+
+
+def _sentence(error: SwapperError) -> str:
+    """Its text; of a key that is missing or has too few rights, with how another is given here."""
+    if not isinstance(error, ApiRefused) or error.status not in (401, 403):
+        return str(error)
+    if error.status == 403:
+        return f"{str(error).rstrip('.')}; give another key with --key or SWAPPER_KEY"
+    what = str(error).rstrip(".").partition(":")[0]
+    return f"{what}; give one of the server's with --key or SWAPPER_KEY"
 
 
 @click.group(

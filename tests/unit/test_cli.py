@@ -168,6 +168,30 @@ async def test_an_absent_server_is_69_and_one_sentence(unused_tcp_port: int) -> 
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("given", "command", "said"),
+    [
+        (None, ["status"], "A key is needed; give one of the server's with --key or SWAPPER_KEY"),
+        ("wrong", ["status"], "This key is not known here; give one of the server's with --key or SWAPPER_KEY"),
+        (
+            "bob-secret",
+            ["snapshots", "prune"],
+            "The key 'bob' has no scope 'admin'; give another key with --key or SWAPPER_KEY",
+        ),
+        ("bob-secret", ["run", "--", "true"], "The key 'bob' has no scope 'leases'; give another key with"),
+    ],
+)
+async def test_who_has_no_key_or_one_of_too_few_rights_is_told_how_to_give_one(
+    given: str | None, command: list[str], said: str
+) -> None:
+    async with served((key("bob", "models"),)) as api:
+        name, *more = command
+        env = {"SWAPPER_KEY": given, "SWAPPER_URL": api.url}
+        refused = await swapper(name, *more, env=env)
+    assert refused.exit_code == 1
+    assert f"Error: {said}" in refused.stderr
+
+
 async def test_server_and_key_come_from_the_configuration(tmp_path: Path) -> None:
     keys = (key("ann", "leases"), key("ops", "admin"))
     async with served(keys) as api:
@@ -181,7 +205,7 @@ async def test_server_and_key_come_from_the_configuration(tmp_path: Path) -> Non
         by_option = await swapper("lease", "request", "--json", "-c", str(config), "--key", "ann-secret", env=env)
         assert json.loads(by_option.stdout)["owner"] == "ann"
         elsewhere = await swapper("status", "-c", str(config), "--url", api.url, env=env)
-        assert "A key is needed" in elsewhere.stderr
+        assert "A key is needed; give one of the server's with --key or SWAPPER_KEY" in elsewhere.stderr
 
 
 async def test_a_wrong_configuration_is_2_with_its_line(tmp_path: Path) -> None:
