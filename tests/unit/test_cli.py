@@ -178,7 +178,7 @@ async def test_an_absent_server_is_69_and_one_sentence(unused_tcp_port: int) -> 
             ["snapshots", "prune"],
             "The key 'bob' has no scope 'admin'; give another key with --key or SWAPPER_KEY",
         ),
-        ("bob-secret", ["run", "--", "true"], "The key 'bob' has no scope 'leases'; give another key with"),
+        ("bob-secret", ["lease", "request"], "The key 'bob' has no scope 'leases'; give another key with"),
     ],
 )
 async def test_who_has_no_key_or_one_of_too_few_rights_is_told_how_to_give_one(
