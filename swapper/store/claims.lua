@@ -2,6 +2,7 @@
 Who obeys as an executor: appended to library.lua, whose text tells the layout, and loaded with it as one.
 
 Invariant: an executor has one owner at a time, by the store's own clock; whoever else would be it waits for its end.
+What only one of several processes may do (tell people what happened) is an executor as well.
 ]]
 
 -- now executor owner who ttl
@@ -28,5 +29,15 @@ local function unclaim(keys, a)
   return 'ok'
 end
 
+-- executor owner text
+-- How far its owner has come, in its own words: whoever is the owner next goes on from there.
+local function note(keys, a)
+  local key = keys[1] .. ':agent:' .. a[1]
+  if redis.call('HGET', key, 'owner') ~= a[2] then return 'lost' end
+  redis.call('HSET', key, 'note', a[3])
+  return 'ok'
+end
+
 redis.register_function('swapper_1_claim', claim)
 redis.register_function('swapper_1_unclaim', unclaim)
+redis.register_function('swapper_1_note', note)

@@ -190,6 +190,10 @@ class Functions(ABC):
         """Give it up, if it is the owner's."""
         await self._call("unclaim", executor, owner)
 
+    async def note(self, executor: str, owner: str, text: str) -> bool:
+        """Keep how far its owner has come; False where it is another's by now."""
+        return await self._call("note", executor, owner, text) == "ok"
+
     async def swaps(self, *, limit: int, card: str | None = None) -> tuple[Swap, ...]:
         """Newest first; the last 1,000 are kept."""
         return tuple(codec.swap(text) for text in await self._call("swaps", str(limit), codec.optional(card)))

@@ -24,7 +24,8 @@ Keys. Everything lives under one prefix P with a hash tag, `{swapper}` by defaul
   P:swap:ID         hash doc, card, v                       P:swaps      zset: order of birth (P:births), 1,000 kept
   P:gates           hash tenant -> `EPOCH:0|1`              P:token      the one counter of tokens
   P:stepped         ms: how far the clock was stepped in all, as far as the records have followed
-  P:agent:EXECUTOR  hash owner, who, ends, floor: the one agent that obeys as this executor; it stays when it has ended
+  P:agent:EXECUTOR  hash owner, who, ends, floor: the one agent that obeys as this executor; it stays when it has ended;
+                    note: how far its owner has come, opaque here
   P:gateways        zset: when each membership ends, ms     P:demand     hash gateway -> its Demand records, a document
   P:inputs          stream for the coordinator: r = a list of Reports, a document, or w = look again
   P:out:EXECUTOR    stream of Command documents (c), gone a week after the last

@@ -194,6 +194,14 @@ class MemoryStore:
         """Give it up, if it is the owner's."""
         await self._call("unclaim", lambda library: library.unclaim(executor, owner))
 
+    async def note(self, executor: str, owner: str, text: str) -> bool:
+        """Keep how far its owner has come; False where it is another's by now."""
+        return await self._call("note", lambda library: library.note(executor, owner, text))
+
+    async def noted(self, executor: str) -> str | None:
+        """What was noted last of an executor; None where nothing was."""
+        return await self._call("noted", lambda library: library.noted(executor))
+
     async def swap(self, swap_id: str) -> Swap | None:
         """One swap, running or retained."""
         return await self._call("swap", lambda library: library.swap(swap_id))

@@ -62,6 +62,7 @@ class _Claim:
     who: str
     ends_ms: int
     floor: int
+    note: str | None = None
 
 
 class Library:
@@ -226,7 +227,7 @@ class Library:
             self._claims[executor] = replace(had, ends_ms=ends_ms)
             return Held(had.who, ends_ms, ends_ms - now_ms)
         floor = had.floor if had is not None and had.owner == owner else self._token
-        self._claims[executor] = _Claim(owner, who, now_ms + ttl_ms, floor)
+        self._claims[executor] = _Claim(owner, who, now_ms + ttl_ms, floor, None if had is None else had.note)
         return Claimed(floor)
 
     def unclaim(self, executor: str, owner: str) -> None:
@@ -234,6 +235,19 @@ class Library:
         had = self._claims.get(executor)
         if had is not None and had.owner == owner:
             self._claims[executor] = replace(had, ends_ms=0)
+
+    def note(self, executor: str, owner: str, text: str) -> bool:
+        """Kept beside the claim, if it is the owner's."""
+        had = self._claims.get(executor)
+        if had is None or had.owner != owner:
+            return False
+        self._claims[executor] = replace(had, note=text)
+        return True
+
+    def noted(self, executor: str) -> str | None:
+        """What was noted last."""
+        had = self._claims.get(executor)
+        return None if had is None else had.note
 
     def swap(self, swap_id: str) -> Swap | None:
         """One swap, running or retained."""

@@ -219,6 +219,14 @@ class Store(Protocol):
         """Give it up, if it is the owner's; nothing of it is forgotten but that it is held."""
         ...
 
+    async def note(self, executor: str, owner: str, text: str) -> bool:
+        """Keep how far its owner has come, for whoever is the owner next; False where it is another's by now."""
+        ...
+
+    async def noted(self, executor: str) -> str | None:
+        """What was noted last of an executor; None where nothing was."""
+        ...
+
     async def swap(self, swap_id: str) -> Swap | None:
         """One swap, running or retained."""
         ...

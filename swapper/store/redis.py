@@ -152,6 +152,10 @@ class RedisStore(Functions):
         text = await self._do("HGET", self._key("swap", swap_id), "doc")
         return codec.swap(text) if text else None
 
+    async def noted(self, executor: str) -> str | None:
+        """What was noted last of an executor; None where nothing was."""
+        return await self._do("HGET", self._key("agent", executor), "note")
+
     async def report(self, *reports: Report) -> None:
         """Tell the coordinator, in this order, in one write."""
         await self._tell("r", codec.encode(reports))

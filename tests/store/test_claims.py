@@ -63,6 +63,19 @@ async def test_a_clock_that_was_stepped_back_keeps_nobody_away_for_longer(store:
     assert await claim(store, "b", NOW + 10_000) == Claimed(0)
 
 
+async def test_how_far_its_owner_has_come_is_noted_for_the_next_one_by_the_owner_alone(store: Store) -> None:
+    assert await store.noted(MAIN) is None
+    assert not await store.note(MAIN, "a", "nobody has it")
+    await claim(store, "a")
+    assert await store.note(MAIN, "a", '{"at": "1-0"}')
+    assert await claim(store, "b", NOW + 10_000) == Claimed(0)
+    assert not await store.note(MAIN, "a", "too late")
+    assert await store.noted(MAIN) == '{"at": "1-0"}'
+    assert await store.note(MAIN, "b", "further")
+    assert await store.noted(MAIN) == "further"
+    assert await store.noted("agent:other") is None
+
+
 async def test_of_many_who_claim_at_once_one_has_it(able: Store) -> None:
     answers = await asyncio.gather(*(claim(able, f"o{number}") for number in range(20)))
     assert sum(isinstance(answer, Claimed) for answer in answers) == 1

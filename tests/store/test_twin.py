@@ -291,6 +291,12 @@ class Twins(RuleBasedStateMachine):
         else:
             self.both(lambda store: store.claim(executor, owner, who=f"who/{owner}", ttl_ms=ttl_ms, now_ms=self.now))
 
+    @rule(executor=st.sampled_from(EXECUTORS), owner=st.sampled_from(OWNERS), text=words)
+    def note(self, executor: str, owner: str, text: str) -> None:
+        """An owner notes how far it has come."""
+        self.both(lambda store: store.note(executor, owner, text))
+        self.both(lambda store: store.noted(executor))
+
     @rule(said=reports, mark=maybe(st.sampled_from([0, 2**53, 2**53 + 1]) | st.integers(0, 2**62)))
     def tell(self, said: tuple[Report, ...], mark: int | None) -> None:
         """An executor reports, or knows a higher token."""
