@@ -8,7 +8,7 @@ lines are in it. A backend knows its server and its files, and nothing of policy
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -148,6 +148,17 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True)
+class Owners:
+    """Whose a process is: that of the nearest of it and its parents whose pid is here, else of its container.
+
+    `containers` go by id (at least 12 of its digits). The values are ids of tenants, or names of servers.
+    """
+
+    pids: Mapping[int, str] = field(default_factory=dict[int, str])
+    containers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
 class Reading:
     """A card as its probe sees it, MiB. `holders` name who holds VRAM, for people."""
 
@@ -217,8 +228,8 @@ class Backend(Protocol):
         """Save one slot; raises SaveUnsupported, or BackendError when it failed (nothing was lost in the slot)."""
         ...
 
-    async def release(self, tenant: str, *, limit_ms: int) -> None:
-        """Unload or stop; returns when the process that held the VRAM is gone."""
+    async def release(self, tenant: str, *, limit_ms: int) -> str | None:
+        """Unload or stop; returns when the process that held the VRAM is gone, with a sentence where one is due."""
         ...
 
     async def load(self, tenant: str) -> Loaded:

@@ -151,8 +151,8 @@ async def _save(backend: Backend, tenant: str, command: Command) -> Outcome:
 
 
 async def _release(backend: Backend, tenant: str, command: Command) -> Outcome:
-    await backend.release(tenant, limit_ms=_args(command, _Release).limit_ms)
-    return Outcome(True)
+    said = await backend.release(tenant, limit_ms=_args(command, _Release).limit_ms)
+    return Outcome(True, said)
 
 
 async def _load(backend: Backend, tenant: str, _command: Command) -> Outcome:

@@ -164,6 +164,8 @@ def _released(draft: Draft, command: Command, report: Report) -> None:
     """Gone, or not: a release that failed is recorded, and the probe in `vacate` has the last word."""
     if report.outcome != "ok":
         draft.finish(Step.RELEASE, command.tenant, StepOutcome.FAILED, report.detail)
+    elif report.detail is not None:
+        draft.finish(Step.RELEASE, command.tenant, detail=report.detail)
     tenant, card = command.tenant, draft.card
     kept = (c for c in draft.swap.conversations if c.tenant == tenant and c.saved)
     saved = (*(c for c in card.saved if c.tenant != tenant), *kept)

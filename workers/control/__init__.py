@@ -6,9 +6,11 @@ Invariant: a control knows processes (or containers, or units) and nothing of mo
 from __future__ import annotations
 
 import signal
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,39 @@ class ExitStatus:
 
     def __str__(self) -> str:
         return f"exit status {self.code}" if self.signal is None else f"ended by {signal.Signals(self.signal).name}"
+
+
+class Phase(StrEnum):
+    """Where what a control starts and stops is on its way.
+
+    `missing`: there is nothing that could be started (a container that was removed). `stuck`: it is there and does not
+    work (paused, unhealthy). `unreachable`: whoever runs it (an engine, an API) does not answer, so nothing is known.
+    """
+
+    MISSING = "missing"
+    GONE = "gone"
+    STARTING = "starting"
+    UP = "up"
+    STUCK = "stuck"
+    STOPPING = "stopping"
+    UNREACHABLE = "unreachable"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One look. `why`: a sentence on what is not as it should be, "" where nothing is to be said.
+
+    `run` differs from one start to the next ("" while nothing runs). `pids` are processes of this machine and
+    `containers` ids, as far as they are known from here. `came_back`: it runs although it was stopped here, and nobody
+    asked for it: whoever runs it began anew.
+    """
+
+    phase: Phase
+    why: str = ""
+    run: str = ""
+    pids: tuple[int, ...] = ()
+    containers: tuple[str, ...] = ()
+    came_back: bool = False
 
 
 class Control(Protocol):
@@ -62,3 +97,33 @@ class Control(Protocol):
     def log_path(self) -> Path | None:
         """The file of its log; None where the log is not ours."""
         ...
+
+
+@runtime_checkable
+class Watched(Control, Protocol):
+    """A control that can say how far what it starts has come. What a `Control` tells without asking is its last look.
+
+    Only `ensure`, `stop` and `restart` change anything. `log_tail` may ask somebody else: call it in a thread.
+    """
+
+    async def look(self) -> Seen:
+        """Ask now, within a few seconds. Never raises for what a process, an engine or an API does."""
+        ...
+
+    def changes(self) -> AsyncIterator[None]:
+        """Yields at once, and then whenever a look would show something new, as far as that is told."""
+        ...
+
+    def notes(self) -> str | None:
+        """What was remarkable about the last stop, in one sentence; None: nothing."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections and threads; what runs stays as it is."""
+        ...
+
+
+async def refreshed(control: object) -> None:
+    """Have a control that tells only what it last saw look anew; nothing for one that always knows."""
+    if isinstance(control, Watched):
+        await control.look()

@@ -1,0 +1,241 @@
+"""Backend of kind `none`: a tenant that is only started and stopped, through its control.
+
+Invariant: it is there from the moment something of it runs until nothing does, whatever an answer said. One that is
+never evicted is started where it does not run, and nothing here stops it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from swapper.errors import BackendDown, BackendError, BackendRefused
+from workers.backend import Loaded, Owners, Quiesced, Restored, Room, SaveArgs, Saved, SaveUnsupported, TenantState
+from workers.control import Phase, Seen, Watched
+from workers.control.launcher import boot_id
+
+READY_S = 600.0
+"""What is not up so long after its start has failed."""
+STOPPED_S = 15.0
+"""What was stopped may be seen there so much longer."""
+_TAIL = 5
+
+_STATES = {
+    Phase.MISSING: TenantState.STOPPED,
+    Phase.STARTING: TenantState.LOADING,
+    Phase.UP: TenantState.LOADED,
+    Phase.STUCK: TenantState.UNREACHABLE,
+    Phase.STOPPING: TenantState.UNREACHABLE,
+    Phase.UNREACHABLE: TenantState.UNREACHABLE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds a start may take, and in which what was stopped must be gone."""
+
+    ready_s: float = READY_S
+    stopped_s: float = STOPPED_S
+
+
+class OnOff:
+    """Implements `workers.backend.Backend` for one tenant.
+
+    `grace_ms`: from the order to stop until it is killed. `keep_up`: it is never evicted. `away` is the file that
+    remembers a release, so that one which a new boot brought back is stopped again.
+    """
+
+    def __init__(
+        self,
+        tenant: str,
+        control: Watched,
+        *,
+        grace_ms: int,
+        keep_up: bool = False,
+        away: Path | None = None,
+        times: Times | None = None,
+    ) -> None:
+        self._tenant = tenant
+        self._control = control
+        self._grace_ms = grace_ms
+        self._keep_up = keep_up
+        self._times = times or Times()
+        self._away = _Away(away)
+        self._seen = Seen(Phase.UNREACHABLE)
+        self._leaving = False
+        self._fence: Callable[[], Awaitable[None]] = _unfenced
+
+    async def start(self) -> None:
+        """Start what is never evicted. Anything else is started by a load only."""
+        if self._keep_up:
+            await self._fence()
+            await self._control.ensure()
+
+    async def close(self) -> None:
+        """Let go of the control; the tenant stays as it is."""
+        await self._control.close()
+
+    def fenced(self, fence: Callable[[], Awaitable[None]]) -> None:
+        """Asked before each start and stop."""
+        self._fence = fence
+
+    def changes(self) -> AsyncIterator[None]:
+        """See `Watched.changes`."""
+        return self._control.changes()
+
+    def processes(self) -> Owners:
+        """Its processes and containers, as last seen."""
+        seen = self._seen
+        return Owners(dict.fromkeys(seen.pids, self._tenant), dict.fromkeys(seen.containers, self._tenant))
+
+    async def observe(self) -> Mapping[str, TenantState]:
+        """What its control sees."""
+        self._seen = seen = await self._control.look()
+        return {self._tenant: self._ended() if seen.phase is Phase.GONE else _STATES[seen.phase]}
+
+    def _ended(self) -> TenantState:
+        ended = self._control.exit_status()
+        crashed = ended is not None and not ended.clean and not self._away.known and not self._leaving
+        return TenantState.FAILED if crashed else TenantState.UNLOADED
+
+    async def quiesce(self, tenant: str, *, limit_ms: int | None = None) -> Quiesced:
+        """Nothing is asked of it, so nothing is waited for."""
+        del limit_ms
+        self._check(tenant)
+        return Quiesced(gone=(await self._control.look()).phase in (Phase.GONE, Phase.MISSING))
+
+    async def save(self, tenant: str, args: SaveArgs) -> Saved:
+        """Raises SaveUnsupported: it has no conversations."""
+        del args
+        raise SaveUnsupported(f"{tenant} has no conversations")
+
+    async def restore(self, tenant: str, snapshot: str, slot: int, room: Room | None = None) -> Restored:
+        """Raises BackendRefused: it has no conversations."""
+        del slot, room
+        raise BackendRefused(f"{snapshot} cannot be restored: {tenant} has no conversations")
+
+    async def load(self, tenant: str) -> Loaded:
+        """Start it and wait until it is up (a container: healthy, where it has a health check)."""
+        self._check(tenant)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await self._fence()
+        await asyncio.to_thread(self._away.forget)
+        await self._control.ensure()
+        last = Seen(Phase.STARTING)
+        try:
+            async with asyncio.timeout(self._times.ready_s):
+                async for _ in self._control.changes():
+                    last = await self._control.look()
+                    if last.phase is Phase.UP:
+                        break
+                    if last.phase not in (Phase.STARTING, Phase.UNREACHABLE):
+                        raise BackendError(await self._why_not(last))
+        except TimeoutError:
+            said = f": {last.why}" if last.why else ""
+            raise BackendDown(f"{self._tenant} is not up after {self._times.ready_s:g} s{said}") from None
+        return Loaded(backend_ms=(loop.time() - began) * 1000)
+
+    async def _why_not(self, seen: Seen) -> str:
+        if seen.phase is Phase.STUCK:
+            return f"{self._tenant} was started and does not work: {seen.why or 'nobody says why'}"
+        ended = self._control.exit_status()
+        how = f" ({ended})" if ended is not None else ""
+        said = "; ".join(line.strip() for line in await asyncio.to_thread(self._control.log_tail, _TAIL) or ())
+        why = said or seen.why or "it said nothing"
+        path = self._control.log_path()
+        return f"{self._tenant} ended before it was up{how}: {why}" + (f" (log: {path})" if path else "")
+
+    async def release(self, tenant: str, *, limit_ms: int) -> str | None:
+        """Stop it, by KILL after its own grace; returns when nothing of it is there, with what was remarkable."""
+        del limit_ms  # its own is written with it
+        self._check(tenant)
+        if self._keep_up:
+            raise BackendRefused(f"{self._tenant} has evict: never, so it is not stopped; remove that to let it leave")
+        await self._fence()
+        await self._stop()
+        return self._control.notes()
+
+    async def _stop(self) -> None:
+        self._leaving = True
+        try:
+            await self._control.stop(self._grace_ms)
+            await self._gone()
+            await asyncio.to_thread(self._away.note)
+        finally:
+            self._leaving = False
+
+    async def _gone(self) -> None:
+        last = Seen(Phase.STOPPING)
+        try:
+            async with asyncio.timeout(self._times.stopped_s):
+                async for _ in self._control.changes():
+                    last = await self._control.look()
+                    if last.phase in (Phase.GONE, Phase.MISSING):
+                        return
+        except TimeoutError:
+            said = last.why or f"it is seen as {last.phase}"
+            raise BackendError(f"{self._tenant} was stopped and is still there: {said}") from None
+
+    async def end_hung(self) -> str | None:
+        """Stop again what was released and came back without being asked for; tell once of who was started."""
+        if self._leaving or self._keep_up or not self._away.known:
+            return None
+        seen = await self._control.look()
+        if self._leaving or not self._away.known or seen.phase not in (Phase.UP, Phase.STARTING, Phase.STUCK):
+            return None
+        if not seen.came_back and not self._away.other_boot:
+            await asyncio.to_thread(self._away.forget)
+            return f"{self._tenant} was started by somebody else{f': {seen.why}' if seen.why else ''}"
+        await self._fence()
+        await self._stop()
+        return f"{self._tenant} came back by itself though its card was given away: stopped again"
+
+    def _check(self, tenant: str) -> None:
+        if tenant != self._tenant:
+            raise BackendRefused(f"{tenant!r} is no tenant here, {self._tenant} is")
+
+
+class _Away:
+    """Whether it was released and not loaded since, and in which boot. In memory alone without a file."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._boot = _read(path)
+
+    @property
+    def known(self) -> bool:
+        return self._boot is not None
+
+    @property
+    def other_boot(self) -> bool:
+        return self._boot not in (None, boot_id())
+
+    def note(self) -> None:
+        self._boot = boot_id()
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            fresh = self._path.with_name(self._path.name + ".new")
+            fresh.write_text(json.dumps({"boot": self._boot}))
+            fresh.replace(self._path)
+
+    def forget(self) -> None:
+        self._boot = None
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+def _read(path: Path | None) -> str | None:
+    try:
+        kept: object = json.loads(path.read_text()) if path is not None else None
+    except (OSError, ValueError):
+        return None
+    boot: object = kept.get("boot") if isinstance(kept, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    return boot if isinstance(boot, str) else None
+
+
+async def _unfenced() -> None:
+    """Nobody else could do it."""
