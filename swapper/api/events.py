@@ -20,6 +20,8 @@ from swapper.store import codec
 from swapper.store.protocol import StoredEvent
 
 _PAGE = 500
+OLDEST = "X-Swapper-Oldest"
+_LIKE = "1764460800000-0"
 _ID = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?")
 
 
@@ -34,10 +36,14 @@ class EventRoutes:
         return [web.get("/api/events", self.events)]
 
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """From Last-Event-ID (or `?since=`, `0` = the oldest retained) on, else from now; `?follow=0` ends there."""
+        """From Last-Event-ID (or `?since=`, `0` = the oldest retained) on, else from now; `?follow=0` ends there.
+
+        Where the log does not go back to that event any more, the header X-Swapper-Oldest names the first that it has.
+        """
         since = request.headers.get("Last-Event-ID") or request.query.get("since")
         if since is not None and not _is_id(since):
-            raise bad_value("Last-Event-ID", f"{since!r} is not the id of an event")
+            said = f"{since!r} is not the id of an event, like {_LIKE}; 0 is all that is kept"
+            raise bad_value("Last-Event-ID", said)
         follow = request.query.get("follow", "1") != "0"
         response = web.StreamResponse(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         response.content_type = "text/event-stream"
@@ -47,6 +53,8 @@ class EventRoutes:
         with self._ctx.tail.watch_all() as more:
             if since is None:
                 since = await self._ctx.tail.end() if follow else "0"
+            if (oldest := await self._oldest_after(since)) is not None:
+                response.headers[OLDEST] = oldest
             await response.prepare(request)
             try:
                 await self._stream(response, since, more, follow=follow)
@@ -54,6 +62,16 @@ class EventRoutes:
                 return response  # the client resumes with the last id it saw
             await response.write_eof()
         return response
+
+    async def _oldest_after(self, since: str) -> str | None:
+        """The first event that is kept, where it is a later one than `since`; None for `0`, which asks for that one."""
+        if _place(since) == (0, 0):
+            return None
+        try:
+            first = await self._ctx.store.events(after="0", limit=1, block_ms=0)
+        except StoreDown:
+            return None  # who only reads on from the last event that was seen need not wait for the store
+        return first[0].id if first and _place(first[0].id) > _place(since) else None
 
     async def _stream(self, response: web.StreamResponse, since: str, more: asyncio.Event, *, follow: bool) -> None:
         await response.write(b": swapper events\n\n")
@@ -78,6 +96,11 @@ class EventRoutes:
 def _is_id(text: str) -> bool:
     """`MS` or `MS-N`, each of 64 bits: the store takes nothing larger."""
     return _ID.fullmatch(text) is not None and all(int(part) < 1 << 64 for part in text.split("-"))
+
+
+def _place(event: str) -> tuple[int, int]:
+    ms, _, n = event.partition("-")
+    return int(ms), int(n or 0)
 
 
 def frame(event: StoredEvent) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ from swapper.cli.common import Server, server_options
 if TYPE_CHECKING:
     from swapper.client import Event, SwapperClient
 
+_ID = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?")
+
 
 @click.command(epilog="Example: swapper events -f --since 1764460800000-0")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what happens from now.")
@@ -20,10 +23,17 @@ if TYPE_CHECKING:
 @server_options
 def events(server: Server, as_json: bool, follow: bool, since: str | None) -> None:
     """The event log: all that is kept, or with -f what happens from now on."""
+    if since is not None and _ID.fullmatch(since) is None:
+        like = "write one as this command prints it in front of each, like 1764460800000-0, or 0 for all that is kept"
+        raise click.BadParameter(f"{since!r} is not the id of an event; {like}", param_hint="--since")
+
+    def gap(asked: str, oldest: str) -> None:
+        kept = f"the log goes back to {oldest} only"
+        click.echo(f"warning: {kept}; what came between {asked} and that is not told", err=True)
 
     async def tell(client: SwapperClient) -> None:
         start = since if follow else since or "0"
-        async for event in client.events(since=start, follow=follow):
+        async for event in client.events(since=start, follow=follow, gap=gap):
             click.echo(_as_json(event) if as_json else _line(event))
 
     server.call(tell)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, cast
@@ -132,12 +132,17 @@ class SwapperClient:
         """Delete all (of a model); `kept` are those still needed, unless `force`. Needs an admin key."""
         return await self._call("DELETE", "/api/snapshots", query={"model": model, "force": 1 if force else None})
 
-    async def events(self, *, since: str | None = None, follow: bool = True) -> AsyncIterator[Event]:
-        """Events after `since` (`0`: all that is retained; None: only new ones). Following, it reconnects itself."""
+    async def events(
+        self, *, since: str | None = None, follow: bool = True, gap: Callable[[str, str], None] | None = None
+    ) -> AsyncIterator[Event]:
+        """Events after `since` (`0`: all that is retained; None: only new ones). Following, it reconnects itself.
+
+        `gap` is called with the id asked for and that of the first one retained, where the former is older.
+        """
         failures = 0
         while True:
             try:
-                async for event in self._stream(since, follow=follow):
+                async for event in self._stream(since, follow=follow, gap=gap):
                     since, failures = event.id, 0
                     yield event
             except ApiDown:
@@ -148,7 +153,9 @@ class SwapperClient:
             await asyncio.sleep(_retry_s(failures))
             failures += 1
 
-    async def _stream(self, since: str | None, *, follow: bool) -> AsyncIterator[Event]:
+    async def _stream(
+        self, since: str | None, *, follow: bool, gap: Callable[[str, str], None] | None
+    ) -> AsyncIterator[Event]:
         headers = {"Accept": "text/event-stream"}
         if since is not None:
             headers["Last-Event-ID"] = since
@@ -160,6 +167,9 @@ class SwapperClient:
             ) as response:
                 if response.status >= 400:
                     raise _failure(response.status, await response.read())
+                oldest = response.headers.get("X-Swapper-Oldest")
+                if gap is not None and since is not None and oldest is not None:
+                    gap(since, oldest)
                 async for message in messages(response.content):
                     yield Event(message.id, message.event, json.loads(message.data))
         except (aiohttp.ClientError, TimeoutError) as error:

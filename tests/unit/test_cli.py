@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from click.testing import CliRunner, Result
+from fakeredis import FakeAsyncRedis
 
 from swapper.cli import COMMANDS, cli
 from swapper.core.commit import Commit, Committed
@@ -159,6 +160,33 @@ async def test_the_event_log_can_be_read_from_any_place(api: Served) -> None:
     later = await swapper("events", "--since", first["id"], "--url", api.url)
     assert second["data"]["id"] in later.output
     assert first["data"]["id"] not in later.output
+
+
+@pytest.mark.parametrize("text", ["yesterday", "sw_01J", "1-2-3", "-1"])
+async def test_what_is_no_events_id_is_told_with_what_is_one(api: Served, text: str) -> None:
+    refused = await swapper("events", "--since", text, "--url", api.url)
+    assert refused.exit_code == 2
+    said = " ".join(refused.stderr.split())
+    assert f"--since: {text!r} is not the id of an event; write one as this command prints it" in said
+    assert "or 0 for all that is kept" in said
+
+
+async def test_who_asks_from_a_place_that_the_log_has_no_more_is_told_where_it_begins(api: Served) -> None:
+    for label in ("one", "two", "three"):
+        await swapper("lease", "request", "--label", label, "--url", api.url)
+    first, second, third = await api.store.events(after="0", limit=3, block_ms=0)
+    redis = FakeAsyncRedis(server=api.redis)
+    (log,) = await redis.keys("*:events")
+    await redis.xtrim(log, minid=third.id, approximate=False)
+    await redis.aclose()
+    cut = await swapper("events", "--since", first.id, "--url", api.url)
+    assert cut.stdout.split()[0] == third.id
+    kept = f"the log goes back to {third.id} only"
+    assert cut.stderr == f"warning: {kept}; what came between {first.id} and that is not told\n"
+    for since in (third.id, "0", "0-0"):
+        assert (await swapper("events", "--since", since, "--url", api.url)).stderr == ""
+    assert (await swapper("events", "--url", api.url)).stderr == ""
+    assert second.id not in cut.stdout
 
 
 async def test_an_absent_server_is_69_and_one_sentence(unused_tcp_port: int) -> None:
