@@ -176,7 +176,7 @@ async def test_who_asks_from_a_place_that_the_log_has_no_more_is_told_where_it_b
         await swapper("lease", "request", "--label", label, "--url", api.url)
     first, second, third = await api.store.events(after="0", limit=3, block_ms=0)
     redis = FakeAsyncRedis(server=api.redis)
-    (log,) = await redis.keys("*:events")
+    (log,) = await redis.keys("*:events")  # pyright: ignore[reportUnknownMemberType]
     await redis.xtrim(log, minid=third.id, approximate=False)
     await redis.aclose()
     cut = await swapper("events", "--since", first.id, "--url", api.url)
