@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from swapper.core.conversations import Costs
 
@@ -149,6 +149,23 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Owners:
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A process that holds VRAM of a card. `mib` None: its driver does not tell how much.
+
+    `line` is (pid, start in clock ticks since boot) of the process itself, its parent, and so on up; empty, as is
+    `name`, where the process cannot be seen from here. `containers` are the ids of those it runs in, the outermost
+    first. `owner` is whom `Owners` names for it, None: nobody, and whether a lease is behind it is told by `line`.
+    """
+
+    pid: int
+    mib: int | None
+    name: str | None = None
+    line: tuple[tuple[int, int], ...] = ()
+    containers: tuple[str, ...] = ()
+    owner: str | None = None
+
+
     """Whose a process is: that of the nearest of it and its parents whose pid is here, else of its container.
 
     `containers` go by id (at least 12 of its digits). The values are ids of tenants, or names of servers.
@@ -160,7 +177,12 @@ class Owners:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A card as its probe sees it, MiB. `holders` name who holds VRAM, for people."""
+    """A card as its probe sees it, MiB. `holders` name who holds VRAM, for people; `held` are the processes.
+
+    `reserved_mib` is what the driver keeps for itself, in neither `used_mib` nor `free_mib`. `pool`: which memory this
+    is: vram, gtt (host memory an AMD GPU maps), host, or declared (nothing was measured). `env` are the variables by
+    which a process sees this card only. `note`: one sentence on what the probe cannot tell.
+    """
 
     total_mib: int
     used_mib: int
@@ -168,6 +190,18 @@ class Reading:
     holders: tuple[str, ...] = ()
 
 
+    reserved_mib: int = 0
+    held: tuple[Held, ...] = ()
+    pool: str = "declared"
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """The card's memory could not be read, so nothing of it counts as free: why, and what to do, in one sentence."""
+
+    why: str
 @dataclass(frozen=True, slots=True)
 class SaveArgs:
     """Which slot, under which fresh file name; what is in it, where somebody knows, and how it came there.
@@ -264,6 +298,20 @@ class Backend(Protocol):
 class Probe(Protocol):
     """Reads one card's VRAM."""
 
-    async def read(self, states: Mapping[str, TenantState], holder_pids: tuple[int, ...]) -> Reading:
-        """`states` are the card's tenants as observed; `holder_pids` lease holders that may still be alive."""
+    async def read(
+        self, states: Mapping[str, TenantState], holder_pids: tuple[int, ...], owners: Owners
+    ) -> Reading | Unread:
+        """`states` are the card's tenants as observed; `holder_pids` lease holders that may still be alive.
+
+        Never raises for what a driver or a file does, and answers in bounded time, whatever hangs.
+        """
         ...
+@runtime_checkable
+class Processes(Protocol):
+    """A backend that knows which processes are its tenants'."""
+
+    def processes(self) -> Owners:
+        """Those that live now, as last seen; a look at them costs nothing. Never raises."""
+        ...
+
+

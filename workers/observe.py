@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from workers.backend import Backend, Probe, Reading, TenantState
+from workers.backend import Backend, Owners, Probe, Processes, Reading, TenantState, Unread
 from workers.supervise import Crash, supervised
 from workers.vram.holders import Holder
 
@@ -78,11 +78,19 @@ class Sight:
             seen |= states
         return seen
 
-    async def reading(self, card: str, states: Mapping[str, TenantState], holders: Iterable[Holder] = ()) -> Reading:
+    async def reading(
+        self, card: str, states: Mapping[str, TenantState], holders: Iterable[Holder] = ()
+    ) -> Reading | Unread:
         """The card's VRAM, MiB, with those tenants of `states` that live on it. Raises what the probe raises."""
         here = {tenant: state for tenant, state in states.items() if card in self._cards(tenant)}
         known = (*holders, *self._lingering.get(card, ()))
-        return await self._probes[card].read(here, tuple(sorted({h.pid for h in known if h.alive})))
+        return await self._probes[card].read(here, tuple(sorted({h.pid for h in known if h.alive})), self.owners())
+
+    def owners(self) -> Owners:
+        """Whose the processes of this host are, as far as its backends know."""
+        known = [backend.processes() for backend in self._backends.values() if isinstance(backend, Processes)]
+        pids = {pid: whose for one in known for pid, whose in one.pids.items()}
+        return Owners(pids, {box: whose for one in known for box, whose in one.containers.items()})
 
     def linger(self, card: str, holders: Iterable[Holder]) -> None:
         """Departed holders not seen gone: every reading of the card counts them while they live."""

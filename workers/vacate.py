@@ -1,7 +1,7 @@
 """`vacate`: prove that a card is free before it is given on.
 
 Invariant: `ok` only when the probe itself showed the MiB asked for and every departed holder was seen gone, at the
-same look. It changes nothing; it may be cancelled at any time.
+same look; memory that cannot be read is never free. It changes nothing; it may be cancelled at any time.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from workers.backend import Reading
+from workers.backend import Reading, Unread
 from workers.observe import Sight
 from workers.vram.holders import Holder
+from workers.vram.processes import words
 
 POLL_S = 0.02
 """Between looks during the first `EAGER_S` seconds; afterwards the pause doubles up to `SLOW_POLL_S`."""
@@ -49,11 +50,15 @@ class VacateArgs(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Vacated:
-    """How it ended: `holders` (pids, tenants, labels) are who was still there, empty when the card is free."""
+    """How it ended: `holders` (pids, tenants, labels) are who was still there, empty when the card is free.
+
+    `unread`: why the memory could not be read at the last look, None where it could; then nothing counts as free.
+    """
 
     free: bool
     free_mib: int
     holders: tuple[str, ...]
+    unread: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +84,15 @@ async def vacate(sight: Sight, card: str, args: VacateArgs) -> Vacated:
         leaving = _leaving(stack, args, started, exited)
         sight.linger(card, (holder.process for holder in leaving if holder.process))
         while True:
-            reading = await _look(sight, card, leaving, args.arriving)
+            seen = await _look(sight, card, leaving, args.arriving)
             now = loop.time()
             remaining = [holder for holder in leaving if not holder.gone(now)]
-            if reading.free_mib >= args.need_mib and not remaining:
+            if seen.unread is None and seen.free_mib >= args.need_mib and not remaining:
                 sight.linger(card, ())
-                return Vacated(True, reading.free_mib, ())
+                return Vacated(True, seen.free_mib, ())
             if now >= deadline:
                 sight.linger(card, (holder.process for holder in remaining if holder.process))
-                return Vacated(False, reading.free_mib, _names(reading, remaining))
+                return Vacated(False, seen.free_mib, _names(seen.holders, remaining), seen.unread)
             await _pause(exited, min(pause, deadline - now))
             if now - started > EAGER_S:
                 pause = min(pause * 2, SLOW_POLL_S)
@@ -106,10 +111,23 @@ def _leaving(stack: ExitStack, args: VacateArgs, started: float, exited: asyncio
     return leaving
 
 
-async def _look(sight: Sight, card: str, leaving: Sequence[_Leaving], arriving: Collection[str]) -> Reading:
+async def _look(sight: Sight, card: str, leaving: Sequence[_Leaving], arriving: Collection[str]) -> Vacated:
+    """One look, what those who come have already being free for them; not yet a proof."""
     processes = [holder.process for holder in leaving if holder.process]
     others = {tenant: state for tenant, state in (await sight.on_card(card)).items() if tenant not in arriving}
-    return await sight.reading(card, others, processes)
+    reading = await sight.reading(card, others, processes)
+    if isinstance(reading, Unread):
+        return Vacated(False, 0, (), reading.why)
+    return Vacated(False, *_but_for(arriving, reading))
+
+
+def _but_for(arriving: Collection[str], reading: Reading) -> tuple[int, tuple[str, ...]]:
+    """MiB free and who holds the rest. A measured card counts those who come as well, and its processes tell them."""
+    theirs = [one for one in reading.held if one.owner in arriving]
+    if not theirs:
+        return reading.free_mib, reading.holders
+    free = reading.free_mib + sum(one.mib or 0 for one in theirs)
+    return free, words(one for one in reading.held if one not in theirs)
 
 
 async def _pause(exited: asyncio.Event, seconds: float) -> None:
@@ -119,11 +137,11 @@ async def _pause(exited: asyncio.Event, seconds: float) -> None:
             await exited.wait()
 
 
-def _names(reading: Reading, remaining: Sequence[_Leaving]) -> tuple[str, ...]:
+def _names(seen: Sequence[str], remaining: Sequence[_Leaving]) -> tuple[str, ...]:
     """Everyone the probe named, then those it cannot see, by the label of their lease."""
     unseen = (
         f"{holder.label} (pid {holder.process.pid})" if holder.process else holder.label
         for holder in remaining
-        if holder.process is None or not any(f"pid {holder.process.pid}" in name for name in reading.holders)
+        if holder.process is None or not any(f"pid {holder.process.pid} " in f"{name} " for name in seen)
     )
-    return (*reading.holders, *unseen)
+    return (*seen, *unseen)

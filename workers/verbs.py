@@ -129,6 +129,9 @@ async def _drain(backend: Backend, tenant: str, command: Command) -> Outcome:
     data: dict[str, object] = {"slots": [asdict(use) for use in quiesced.slots], **_ways(quiesced)}
     if quiesced.costs is not None:
         data["costs"] = asdict(quiesced.costs)
+        if seen.unread is not None:
+            data = {"free_mib": 0, "holders": list(seen.holders), "unread": seen.unread}
+            return Outcome(False, f"the VRAM of {command.card} cannot be read: {seen.unread}", data=data)
     return Outcome(True, data=data | ({"gone": True} if quiesced.gone else {}))
 
 

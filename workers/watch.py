@@ -4,9 +4,10 @@ Invariant: level-triggered. What is reported was looked at afresh, whatever woke
 later one stands; a hint that was lost costs `LOOK_S` at most. It starts servers through their backends and reports;
 it never loads or unloads a tenant.
 
-Data of `observed`: `tenants {id: state}`, with those that run and are not configured, `cards {name: reading, MiB}`, and
-`marks {card: [token, n]}`: this command and all before it had been carried out on the card before it was looked at.
-One that tells what was done to a server has `said`, a sentence, `server`, its name, and `on`, its cards, instead.
+Data of `observed`: `tenants {id: state}`, with those that run and are not configured, `cards {name: reading, MiB}`
+(`{unread: why}` of one that could not be read), and `marks {card: [token, n]}`: this command and all before it had been
+carried out on the card before it was looked at. One that tells what was done to a server has `said`, a sentence,
+`server`, its name, and `on`, its cards, instead.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 import structlog
 
 from swapper.errors import BackendError
-from workers.backend import Backend, TenantState
+from workers.backend import Backend, Reading, TenantState, Unread
 from workers.marks import Pair
 from workers.observe import Sight
 from workers.supervise import Crash, kept_running, supervised
@@ -151,14 +152,13 @@ class Watch:
         self._told, self._told_at = told, asyncio.get_running_loop().time()
 
     async def _picture(self) -> dict[str, object]:
-        """A card whose probe fails is left out; the log says why."""
+        """A card that cannot be read is told with the reason, so that no older reading of it is believed."""
         marks = {card: self._mark(card) for card in self._sight.cards}
         states = {tenant: state for seen in self._servers.values() for tenant, state in seen.states.items()}
         cards: dict[str, object] = {}
         for card in self._sight.cards:
             reading = await supervised(f"probe {card}", self._sight.reading(card, states))
-            if not isinstance(reading, Crash):
-                cards[card] = asdict(reading) | {"holders": list(reading.holders)}
+            cards[card] = _told(reading)
         for seen in self._servers.values():
             marks |= {card: min(mark, marks.get(card, mark)) for card, mark in seen.marks.items()}
         return {"tenants": {tenant: str(state) for tenant, state in states.items()}, "cards": cards, "marks": marks}
@@ -222,3 +222,14 @@ class Watch:
             await self._servers[server].backend.start()
         except BackendError as error:
             log.warning("the server does not start", server=server, error=str(error))
+
+
+def _told(reading: Reading | Unread | Crash) -> Mapping[str, object]:
+    match reading:
+        case Unread(why):
+            return {"unread": why}
+        case Crash(text):
+            return {"unread": text}
+        case Reading():
+            lists = {"holders": list(reading.holders), "held": [asdict(one) for one in reading.held]}
+            return asdict(reading) | lists

@@ -24,7 +24,7 @@ from tests.sim.world import AGENTS_HOST, Place, World
 from tests.support.fake_router import FakeRouter
 from tests.support.fake_session import FakeSession
 from workers.agent import Agent
-from workers.backend import Reading, TenantState
+from workers.backend import Owners, Reading, TenantState
 from workers.llama.lifecycle import Limits as BackendLimits
 from workers.llama.router import LlamaRouter
 from workers.llama.slots import Keep
@@ -247,9 +247,9 @@ class _Measured:
     def __init__(self, place: Place) -> None:
         self._place = place
 
-    async def read(self, states: Mapping[str, TenantState], holder_pids: tuple[int, ...]) -> Reading:
+    async def read(self, states: Mapping[str, TenantState], holder_pids: tuple[int, ...], owners: Owners) -> Reading:
         """What is held, whoever holds it."""
-        del states, holder_pids
+        del states, holder_pids, owners
         plan, used = self._place.plan, self._place.vram.used_mib
         free = max(0, plan.total_mib - plan.reserve_mib - used)
         return Reading(plan.total_mib, used, free, tuple(sorted(self._place.vram.held)))

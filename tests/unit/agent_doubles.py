@@ -13,12 +13,15 @@ from pathlib import Path
 
 from swapper.core.types import Command, Report
 from swapper.errors import StoreDown
+from swapper.store import protocol
 from swapper.store.codec import encode
-from swapper.store.protocol import Claimed, Held
+from swapper.store.protocol import Claimed
 from workers.agent import Agent
 from workers.backend import (
     Displaced,
+    Held,
     Loaded,
+    Owners,
     Quiesced,
     Reading,
     Restored,
@@ -27,6 +30,7 @@ from workers.backend import (
     Saved,
     SlotUse,
     TenantState,
+    Unread,
 )
 from workers.marks import Marks
 
@@ -66,7 +70,7 @@ class MemoryLink:
         self.down = False
         self.outages = 0
         self.crash: Exception | None = None
-        self.claimed_by: Held | None = None
+        self.claimed_by: protocol.Held | None = None
         self.floor = 0
         self.beats = 0
         self._news = asyncio.Condition()
@@ -92,7 +96,7 @@ class MemoryLink:
                 raise StoreDown("off")
             return tuple(self.entries[int(after) :])
 
-    async def claim(self, executor: str, owner: str, *, who: str, ttl_ms: int) -> Claimed | Held:
+    async def claim(self, executor: str, owner: str, *, who: str, ttl_ms: int) -> Claimed | protocol.Held:
         """The agent's, unless the test gives it to another; raises StoreDown while the store is off."""
         del owner, who, ttl_ms
         assert executor == EXECUTOR
@@ -253,13 +257,21 @@ class ScriptedProbe:
         self.looked = asyncio.Event()
         self.looks = 0
         self.asked: list[tuple[Mapping[str, TenantState], tuple[int, ...]]] = []
+        self.owners = Owners()
+        self.held: tuple[Held, ...] = ()
+        self.unread: str | None = None
 
-    async def read(self, states: Mapping[str, TenantState], holder_pids: tuple[int, ...]) -> Reading:
+    async def read(
+        self, states: Mapping[str, TenantState], holder_pids: tuple[int, ...], owners: Owners
+    ) -> Reading | Unread:
+        self.owners = owners
         self.asked.append((states, holder_pids))
         self.looks += 1
         self.looked.set()
+        if self.unread is not None:
+            return Unread(self.unread)
         free = self.script.pop(0) if len(self.script) > 1 else self.script[0]
-        return Reading(24_000, 24_000 - free, free, tuple(f"pid {pid} (test)" for pid in holder_pids))
+        return Reading(24_000, 24_000 - free, free, tuple(f"pid {pid} (test)" for pid in holder_pids), held=self.held)
 
 
 Running = Callable[[], AbstractAsyncContextManager[Agent]]

@@ -13,7 +13,7 @@ import pytest
 from swapper.core.types import Departed
 from tests.unit.agent_doubles import Place, RecordingBackend, ScriptedProbe, command
 from workers import vacate as vacate_module
-from workers.backend import TenantState
+from workers.backend import Held, Owners, TenantState
 from workers.control.launcher import stat_of
 from workers.observe import Sight
 from workers.vacate import Left, VacateArgs, Vacated, vacate
@@ -191,3 +191,45 @@ async def test_the_verb_answers_with_the_free_mib_or_with_a_sentence_and_the_hol
         "300 of 301 MiB free after 0 s; held by render",
         data={"free_mib": 300, "holders": ["render"]},
     )
+
+
+async def test_memory_that_cannot_be_read_is_never_free_and_free_once_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = ScriptedProbe(24_000)
+    sight, verbs = sight_of(probe), Verbs({"llama": RecordingBackend()}, sight_of(probe))
+    probe.unread = "the driver is gone; load it"
+    seen = await vacate(sight, "gpu0", VacateArgs(0, 0))
+    assert seen == Vacated(False, 0, (), "the driver is gone; load it")
+    failed = await verbs.run(command("vacate", 9, 1, tenant=None, need_mib=0, limit_ms=0, departed=[]))
+    assert (failed.ok, failed.detail) == (False, "the VRAM of gpu0 cannot be read: the driver is gone; load it")
+    assert failed.data["unread"] == "the driver is gone; load it"
+    monkeypatch.setattr(vacate_module, "POLL_S", 0.0)
+    waiting = asyncio.create_task(vacate(sight, "gpu0", VacateArgs(24_000, 60_000)))
+    probe.looked.clear()
+    await probe.looked.wait()
+    probe.unread = None
+    assert (await waiting).free
+
+
+async def test_what_an_arriving_tenant_is_measured_to_hold_is_free_for_it_and_others_are_named() -> None:
+    probe = ScriptedProbe(4_000)
+    probe.held = (
+        Held(50, 18_000, "llama-server", owner="llama/med"),
+        Held(51, None, "llama-server", owner="llama/med"),
+        Held(60, 2_000, "blender"),
+    )
+    come = VacateArgs(22_000, 0, arriving=("llama/med",))
+    assert await vacate(sight_of(probe), "gpu0", come) == Vacated(True, 22_000, ())
+    more = VacateArgs(22_001, 0, arriving=("llama/med",))
+    assert await vacate(sight_of(probe), "gpu0", more) == Vacated(False, 22_000, ("pid 60 (blender)",))
+    assert not (await vacate(sight_of(probe), "gpu0", VacateArgs(22_000, 0))).free
+
+
+async def test_the_probe_is_told_whose_the_processes_of_the_host_are() -> None:
+    class Knowing(RecordingBackend):
+        def processes(self) -> Owners:
+            return Owners({50: "llama/med"}, {"ab" * 32: "llama/big"})
+
+    probe = ScriptedProbe()
+    backends = {"llama": Knowing(), "other": RecordingBackend("other/x")}
+    await Sight(backends, {}, {"gpu0": probe}).reading("gpu0", {})
+    assert probe.owners == Owners({50: "llama/med"}, {"ab" * 32: "llama/big"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -42,10 +43,10 @@ async def test_the_first_report_has_every_tenant_and_every_card(link: MemoryLink
         first = await link.volunteered("observed")
     assert (first.executor, first.token, first.n, first.outcome) == ("agent:main", 0, 0, "ok")
     assert first.data["tenants"] == {"llama/med": "unloaded", "other/x": "unloaded"}
-    assert first.data["cards"] == {
-        "gpu0": {"total_mib": 24_000, "used_mib": 23_500, "free_mib": 500, "holders": []},
-        "gpu1": {"total_mib": 24_000, "used_mib": 23_300, "free_mib": 700, "holders": []},
-    }
+    cards = cast("dict[str, dict[str, object]]", first.data["cards"])
+    sizes = {card: [reading[f"{kind}_mib"] for kind in ("total", "used", "free")] for card, reading in cards.items()}
+    assert sizes == {"gpu0": [24_000, 23_500, 500], "gpu1": [24_000, 23_300, 700]}
+    assert [reading["holders"] for reading in cards.values()] == [[], []]
 
 
 async def test_a_change_is_reported_and_a_hint_without_a_change_is_not(
@@ -210,3 +211,16 @@ async def test_after_an_outage_all_is_told_again_though_nothing_changed(
     assert again.data == first.data
     verbs = [report.verb for report in link.reports]
     assert verbs == ["hello", "observed", "hello", "observed"]
+
+
+async def test_a_card_that_cannot_be_read_is_told_with_the_reason_and_no_older_reading_stands(
+    link: MemoryLink, probe: ScriptedProbe, backend: RecordingBackend, running: Running
+) -> None:
+    async with running():
+        await link.volunteered("observed")
+        probe.unread = "the driver is gone; load it"
+        backend.change.set()
+        second = await link.volunteered("observed", count=2)
+    cards = cast("dict[str, dict[str, object]]", second.data["cards"])
+    assert cards["gpu0"] == {"unread": "the driver is gone; load it"}
+    assert cards["gpu1"]["free_mib"] == 700

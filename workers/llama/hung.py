@@ -78,6 +78,10 @@ class Vitals:
         vital = self._seen.get(name)
         return vital is not None and vital.silence.lasts(SILENT_S, looks=2)
 
+    def living(self) -> dict[str, Child]:
+        """The processes that were there at the last look and still are, by the name of their model."""
+        return {name: one.process for name, one in self._seen.items() if one.process.alive()}
+
     def hung(self) -> dict[str, Child]:
         """Those without a sign of life for as long as nothing alive is."""
         return {name: one.process for name, one in self._seen.items() if one.silence.lasts(HUNG_S)}

@@ -45,6 +45,11 @@ class Roster:
             return tenant.removeprefix(self._prefix)
         return self.configured(tenant)
 
+    def whose(self, model: str) -> str:
+        """The tenant that has a model of the router, by its name there."""
+        known = (self._tenants | self._strangers).items()
+        return next((tenant for tenant, name in known if name == model), f"{self.server}/{model}")
+
     def seen(self, models: Mapping[str, Model], state: Callable[[Model | None], TenantState]) -> dict[str, TenantState]:
         """Everybody's state by a fresh `/models`; `models` as RouterHttp gives them, by id and by alias."""
         for model in models.values():

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from swapper.errors import BackendDown, BackendError, BackendGone, BackendRefused
-from workers.backend import Loaded, Quiesced, Restored, Room, SaveArgs, Saved, TenantState
+from workers.backend import Loaded, Owners, Quiesced, Restored, Room, SaveArgs, Saved, TenantState
 from workers.control.port import taken
 from workers.llama.answer import answer_over, smallest_answer
 from workers.llama.child import find_child, gone
@@ -125,6 +125,12 @@ class LlamaRouter:
         self._vitals.forget(but={model.id for model in loaded})
         await asyncio.gather(*map(self._look_at, loaded))
         return self._roster.seen(models, self._state)
+
+    def processes(self) -> Owners:
+        """Its models' processes, each its tenant's; whatever else its own process started is the server's."""
+        pid = self._control.pid() if self._control is not None else None
+        own = {} if pid is None else {pid: self._roster.server}
+        return Owners(own | {child.pid: self._roster.whose(name) for name, child in self._vitals.living().items()})
 
     async def _look_at(self, model: Model) -> None:
         """At its process, which is missed as well when its router dies."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from swapper.errors import BackendDown, BackendError, BackendGone, BackendRefused
-from workers.backend import Loaded, Quiesced, Restored, Room, SaveArgs, Saved, TenantState
+from workers.backend import Loaded, Owners, Quiesced, Restored, Room, SaveArgs, Saved, TenantState
 from workers.control import Control, ExitStatus
 from workers.llama.answer import answer_over, smallest_answer
 from workers.llama.child import Child, gone
@@ -123,6 +123,12 @@ class LlamaServer:
         if state is TenantState.UNLOADED:
             return {self._tenant: self._ended()}
         return {self._tenant: state}
+
+    def processes(self) -> Owners:
+        """Its process, with all below it; where another started it, the one that was seen to serve."""
+        pid = self._control.pid()
+        own = {} if pid is None else {pid: self._tenant}
+        return Owners(own | {child.pid: self._tenant for child in self._vitals.living().values()})
 
     async def end_hung(self) -> str | None:
         """A server that hangs is ended, if it is ours; it is then loaded anew like one that crashed."""

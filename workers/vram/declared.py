@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import psutil
-
-from workers.backend import Reading, TenantState
+from workers.backend import Owners, Reading, TenantState
+from workers.vram.processes import named_process
 
 
 class Declared:
@@ -21,10 +20,11 @@ class Declared:
         self._reserve = reserve_mib
         self._needs = dict(needs)
 
-    async def read(self, states: Mapping[str, TenantState], holder_pids: tuple[int, ...]) -> Reading:
+    async def read(self, states: Mapping[str, TenantState], holder_pids: tuple[int, ...], owners: Owners) -> Reading:
         """Free = total - reserve - needs of the tenants seen holding VRAM; 0 while a holder lives. Never negative."""
+        del owners
         tenants = [tenant for tenant, state in states.items() if state.holds_vram]
-        holders = [named for pid in holder_pids if (named := _name(pid))]
+        holders = [named for pid in holder_pids if (named := named_process(pid))]
         capacity = max(0, self._total - self._reserve)
         used = sum(self._needs.get(tenant, 0) for tenant in tenants)
         if holders or not self._needs.keys() >= set(tenants):
@@ -35,14 +35,3 @@ class Declared:
             free_mib=max(0, capacity - used),
             holders=(*tenants, *holders),
         )
-
-
-def _name(pid: int) -> str | None:
-    """`pid 1234 (ffmpeg)`; None when no such process runs."""
-    try:
-        process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else f"pid {pid} ({process.name()})"
-    except psutil.NoSuchProcess:
-        return None
-    except psutil.AccessDenied:
-        return f"pid {pid}"
