@@ -21,12 +21,14 @@ from pydantic_core import ErrorDetails
 from swapper.api.problem import Problem
 from swapper.config.units import size_mib
 from swapper.core.types import WorkClass
+from swapper.wrong import wrong
 
 BODY_LIMIT = 64 * 1024
 BODY_S = 30.0
 LABEL_LIMIT = 200
 MAX_WAIT_S = 600.0
 _MONTH_S = 30 * 86_400
+_JSON = {"model_type": "the body must be a JSON object, at least {{}}", "string_type": "must be text"}
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
@@ -114,9 +116,10 @@ async def _read_limited(request: web.Request) -> bytes:
 
 
 def _refusal(error: ValidationError, model: type[BaseModel], raw: bytes) -> Problem:
-    details = error.errors(include_url=False, include_context=False)
+    details = error.errors(include_url=False)
     if details[0]["type"] == "json_invalid":
-        return Problem(400, "bad-json", f"The body is not JSON: {_no_json(raw, details[0]['msg'])}.")
+        said = details[0]["msg"].removeprefix("Invalid JSON: ")
+        return Problem(400, "bad-json", f"The body is not JSON: {_no_json(raw, said)}.")
     known = [field.alias or name for name, field in model.model_fields.items()]
     fields = [_field_error(detail, known) for detail in details]
     text = "; ".join(
@@ -142,10 +145,7 @@ def _field_error(detail: ErrorDetails, known: list[str]) -> dict[str, str]:
         near = difflib.get_close_matches(path[:100], known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
         return {"field": path, "message": f"there is no such field; {hint}"}
-    message = detail["msg"].removeprefix("Value error, ")
-    if detail["type"] == "timezone_aware":
-        message = "a time needs its zone, as in 2026-03-01T04:00:00Z"
-    return {"field": path, "message": message}
+    return {"field": path, "message": wrong(detail, _JSON)}
 
 
 def bad_value(name: str, message: str) -> Problem:

@@ -22,6 +22,7 @@ from swapper.config.schema import Document
 from swapper.config.source import PREFIX, Source, read
 from swapper.config.yamltext import Loc
 from swapper.errors import ConfigError
+from swapper.wrong import wrong
 
 SEARCH = ("swapper.yaml", "~/.config/swapper/swapper.yaml", "/etc/swapper/swapper.yaml")
 _HINTS = {
@@ -104,27 +105,15 @@ def _problem(detail: ErrorDetails, source: Source) -> tuple[Loc, str]:
         case "extra_forbidden":
             return loc, _unknown(loc)
         case "missing":
-            return loc, "is required"
+            return loc, wrong(detail)
         case "literal_error":
             words = [str(word) for word in _literals(_annotation(loc))]
             near = nearest(str(detail["input"]), words)
             return loc, f"{detail['input']!r} is not one of {', '.join(words)}" + near
         case "value_error":
-            return loc, str(detail["msg"]).removeprefix("Value error, ")
-        case kind:
-            return loc, _WORDS.get(kind, detail["msg"][:1].lower() + detail["msg"][1:]) + _given(detail["input"])
-
-
-_WORDS = {
-    "model_type": "must be a section with keys",
-    "dict_type": "must be a section with keys",
-    "tuple_type": "must be a list",
-    "string_type": "must be text (put it in quotes)",
-    "bool_type": "must be true or false",
-    "int_type": "must be a whole number",
-    "float_type": "must be a number",
-    "float_parsing": "must be a number",
-}
+            return loc, wrong(detail)
+        case _:
+            return loc, wrong(detail) + _given(detail["input"])
 
 
 def _given(value: object) -> str:
