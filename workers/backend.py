@@ -148,8 +148,6 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True)
-class Owners:
-@dataclass(frozen=True, slots=True)
 class Held:
     """A process that holds VRAM of a card. `mib` None: its driver does not tell how much.
 
@@ -166,6 +164,8 @@ class Held:
     owner: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Owners:
     """Whose a process is: that of the nearest of it and its parents whose pid is here, else of its container.
 
     `containers` go by id (at least 12 of its digits). The values are ids of tenants, or names of servers.
@@ -188,8 +188,6 @@ class Reading:
     used_mib: int
     free_mib: int
     holders: tuple[str, ...] = ()
-
-
     reserved_mib: int = 0
     held: tuple[Held, ...] = ()
     pool: str = "declared"
@@ -202,6 +200,8 @@ class Unread:
     """The card's memory could not be read, so nothing of it counts as free: why, and what to do, in one sentence."""
 
     why: str
+
+
 @dataclass(frozen=True, slots=True)
 class SaveArgs:
     """Which slot, under which fresh file name; what is in it, where somebody knows, and how it came there.
@@ -295,6 +295,15 @@ class Backend(Protocol):
         ...
 
 
+@runtime_checkable
+class Processes(Protocol):
+    """A backend that knows which processes are its tenants'."""
+
+    def processes(self) -> Owners:
+        """Those that live now, as last seen; a look at them costs nothing. Never raises."""
+        ...
+
+
 class Probe(Protocol):
     """Reads one card's VRAM."""
 
@@ -306,12 +315,3 @@ class Probe(Protocol):
         Never raises for what a driver or a file does, and answers in bounded time, whatever hangs.
         """
         ...
-@runtime_checkable
-class Processes(Protocol):
-    """A backend that knows which processes are its tenants'."""
-
-    def processes(self) -> Owners:
-        """Those that live now, as last seen; a look at them costs nothing. Never raises."""
-        ...
-
-

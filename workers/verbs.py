@@ -109,6 +109,9 @@ class Verbs:
         seen = await vacate(self._sight, command.card, args)
         if seen.free:
             return Outcome(True, data={"free_mib": seen.free_mib})
+        if seen.unread is not None:
+            data = {"free_mib": 0, "holders": list(seen.holders), "unread": seen.unread}
+            return Outcome(False, f"the VRAM of {command.card} cannot be read: {seen.unread}", data=data)
         names = ", ".join(seen.holders) or "nobody we can name"
         return Outcome(
             False,
@@ -129,9 +132,6 @@ async def _drain(backend: Backend, tenant: str, command: Command) -> Outcome:
     data: dict[str, object] = {"slots": [asdict(use) for use in quiesced.slots], **_ways(quiesced)}
     if quiesced.costs is not None:
         data["costs"] = asdict(quiesced.costs)
-        if seen.unread is not None:
-            data = {"free_mib": 0, "holders": list(seen.holders), "unread": seen.unread}
-            return Outcome(False, f"the VRAM of {command.card} cannot be read: {seen.unread}", data=data)
     return Outcome(True, data=data | ({"gone": True} if quiesced.gone else {}))
 
 
