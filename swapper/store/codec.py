@@ -16,6 +16,7 @@ import msgspec
 
 from swapper.core.commit import Alert, Commit, LeaseChange
 from swapper.core.conversations import Conversation
+from swapper.core.jobs import Job
 from swapper.core.types import Card, Command, Demand, Gate, Lease, LeaseRequest, LeaseState, Report, Swap
 from swapper.store.protocol import StoredEvent
 
@@ -26,6 +27,7 @@ _SWAP = msgspec.json.Decoder(Swap)
 _COMMAND = msgspec.json.Decoder(Command)
 _REPORTS = msgspec.json.Decoder(tuple[Report, ...])
 _CONVERSATION = msgspec.json.Decoder(Conversation)
+_JOB = msgspec.json.Decoder(Job)
 _ALERT = msgspec.json.Decoder(Alert)
 _DEMAND = msgspec.json.Decoder(tuple[Demand, ...])
 # Lenient: in a lease's after-image the token is a string, because JSON readers with doubles would lose digits.
@@ -175,6 +177,16 @@ def card_text(value: Card) -> str:
 def swap_text(value: Swap) -> str:
     """A swap as it is written and logged."""
     return image({"state": value.outcome or value.stage}, value)
+
+
+def job_text(value: Job) -> str:
+    """A job as it is written and logged: its version is that of the job it was read as, plus one."""
+    return encode(replace(value, version=value.version + 1))
+
+
+def job(text: str) -> Job:
+    """A job as it was written."""
+    return _JOB.decode(text)
 
 
 def gate_text(tenant: str, gate: Gate) -> str:

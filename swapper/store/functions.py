@@ -7,10 +7,12 @@ nothing here knows of connections. Times are milliseconds; `now_ms` None lets th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from importlib import resources
 from typing import Any, TypeAlias
 
 from swapper.core.commit import Commit, Committed, Conflict
+from swapper.core.jobs import Job
 from swapper.core.types import Demand, Lease, LeaseRequest, Swap, World
 from swapper.store import codec
 from swapper.store.protocol import (
@@ -34,7 +36,7 @@ LIBRARY = "swapper_1"
 """The library's name; its number rises when the layout or a signature changes."""
 
 
-PARTS = ("library.lua", "claims.lua", "views.lua")
+PARTS = ("library.lua", "claims.lua", "jobs.lua", "views.lua")
 """Its text, in this order."""
 
 
@@ -197,3 +199,18 @@ class Functions(ABC):
     async def swaps(self, *, limit: int, card: str | None = None) -> tuple[Swap, ...]:
         """Newest first; the last 1,000 are kept."""
         return tuple(codec.swap(text) for text in await self._call("swaps", str(limit), codec.optional(card)))
+
+    async def put_job(self, job: Job) -> Job | None:
+        """Write a job over the version it was read as (0: a new one); None where it was changed since, or is over."""
+        ended, doc = codec.optional(job.ended_ms if job.over else None), codec.job_text(job)
+        answer = await self._call("put_job", job.id, str(job.version), str(job.created_ms), ended, doc)
+        return replace(job, version=int(answer[1])) if answer[0] == "ok" else None
+
+    async def job(self, job_id: str) -> Job | None:
+        """One job, while it is retained."""
+        doc = await self._call("job", job_id)
+        return None if doc is None else codec.job(doc)
+
+    async def jobs(self, *, limit: int, unfinished: bool = False) -> tuple[Job, ...]:
+        """Newest first; `unfinished`: only those that are not over."""
+        return tuple(map(codec.job, await self._call("jobs", str(limit), "1" if unfinished else "")))

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TypeVar
 
 from swapper.core.commit import Commit, Committed, Conflict
+from swapper.core.jobs import Job
 from swapper.core.types import Demand, Lease, LeaseRequest, Report, Swap, World
 from swapper.errors import StoreDown
 from swapper.store import codec
@@ -209,6 +210,18 @@ class MemoryStore:
     async def swaps(self, *, limit: int, card: str | None = None) -> tuple[Swap, ...]:
         """Newest first; the last 1,000 are kept."""
         return await self._call("swaps", lambda library: library.swaps(limit, card))
+
+    async def put_job(self, job: Job) -> Job | None:
+        """Write a job over the version it was read as (0: a new one); None where it was changed since, or is over."""
+        return await self._call("put_job", lambda library: library.put_job(job))
+
+    async def job(self, job_id: str) -> Job | None:
+        """One job, while it is retained."""
+        return await self._call("job", lambda library: library.job(job_id))
+
+    async def jobs(self, *, limit: int, unfinished: bool = False) -> tuple[Job, ...]:
+        """Newest first; `unfinished`: only those that are not over."""
+        return await self._call("jobs", lambda library: library.jobs(limit, unfinished=unfinished))
 
     async def report(self, *reports: Report) -> None:
         """Tell the coordinator, in this order, in one write."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from swapper.core.apply import changed
 from swapper.core.commit import Commit, Committed, Conflict
+from swapper.core.jobs import Job
 from swapper.core.types import ACTIVE, Card, Command, Demand, Gate, Lease, LeaseRequest, LeaseState, Swap, World
 from swapper.store import codec
 from swapper.store.memory_leases import Leases, image, refused
@@ -28,7 +29,7 @@ from swapper.store.protocol import (
     WrongToken,
 )
 
-EVENTS, INPUTS, OUTBOX, SWAPS = 10_000, 10_000, 1_000, 1_000
+EVENTS, INPUTS, OUTBOX, SWAPS, JOBS = 10_000, 10_000, 1_000, 1_000, 1_000
 DAY_MS = 86_400_000
 _DEAD_AT_ONCE = 100
 _RELEASED, _CANCELLED = "given back by its holder", "given up before it was granted"
@@ -79,6 +80,7 @@ class Library:
         self._gateways: dict[str, int] = {}
         self._demand: dict[str, str] = {}
         self._claims: dict[str, _Claim] = {}
+        self._jobs: dict[str, str] = {}
         self._token = 0
         self._stepped_ms = 0
 
@@ -88,7 +90,7 @@ class Library:
         other.streams, other.leases = self.streams.copy(), self.leases.copy()
         other._cards, other._swaps, other._gates = {**self._cards}, {**self._swaps}, {**self._gates}
         other._keys, other._gateways, other._demand = {**self._keys}, {**self._gateways}, {**self._demand}
-        other._claims = {**self._claims}
+        other._claims, other._jobs = {**self._claims}, {**self._jobs}
         other._token, other._stepped_ms = self._token, self._stepped_ms
         return other
 
@@ -249,6 +251,28 @@ class Library:
         had = self._claims.get(executor)
         return None if had is None else had.note
 
+    def put_job(self, job: Job) -> Job | None:
+        """Written by who has read its newest version; one that has ended stays as it is."""
+        before = self.job(job.id)
+        if (0 if before is None else before.version) != job.version or (before is not None and before.over):
+            return None
+        self._jobs[job.id] = doc = codec.job_text(job)
+        over = sorted((one for one in map(codec.job, self._jobs.values()) if one.over), key=_by_end)
+        for old in over[:-JOBS]:
+            del self._jobs[old.id]
+        self._emit("job", job.id, job.version + 1, doc)
+        return replace(job, version=job.version + 1)
+
+    def job(self, job_id: str) -> Job | None:
+        """One job, while it is retained."""
+        doc = self._jobs.get(job_id)
+        return None if doc is None else codec.job(doc)
+
+    def jobs(self, limit: int, *, unfinished: bool) -> tuple[Job, ...]:
+        """Newest first."""
+        found = sorted(map(codec.job, self._jobs.values()), key=lambda job: (job.created_ms, job.id), reverse=True)
+        return tuple(job for job in found if not (unfinished and job.over))[:limit]
+
     def swap(self, swap_id: str) -> Swap | None:
         """One swap, running or retained."""
         swap = self._swaps.get(swap_id)
@@ -321,6 +345,10 @@ class Library:
 
     def _gone(self, key: _Key) -> bool:
         return key.gone_ms <= self._clock()
+
+
+def _by_end(job: Job) -> tuple[int, str]:
+    return job.ended_ms or 0, job.id
 
 
 def outbox(executor: str) -> str:

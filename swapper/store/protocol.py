@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from swapper.core.commit import Commit, Committed, Conflict
+from swapper.core.jobs import Job
 from swapper.core.types import Command, Demand, Lease, LeaseRequest, LeaseState, Report, Swap, World
 
 
@@ -233,6 +234,21 @@ class Store(Protocol):
 
     async def swaps(self, *, limit: int, card: str | None = None) -> tuple[Swap, ...]:
         """Newest first."""
+        ...
+
+    async def put_job(self, job: Job) -> Job | None:
+        """Write a job over the version it was read as (0: a new one); None where it was changed since, or is over.
+
+        The last 1,000 that are over are kept.
+        """
+        ...
+
+    async def job(self, job_id: str) -> Job | None:
+        """One job, while it is retained."""
+        ...
+
+    async def jobs(self, *, limit: int, unfinished: bool = False) -> tuple[Job, ...]:
+        """Newest first; `unfinished`: only those that are not over."""
         ...
 
     async def events(self, *, after: str, limit: int, block_ms: int) -> tuple[StoredEvent, ...]:
