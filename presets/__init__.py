@@ -12,7 +12,7 @@ from pathlib import Path
 from presets.finding import Finding, Level
 from presets.ini import Entry, Ini, IniSection, canonical_model, parse
 from presets.losses import losses, model_losses, router_losses
-from presets.options import ModelOptions, RouterOptions, Setting, effective, from_child_args
+from presets.options import ModelOptions, RouterOptions, Setting, effective, from_child_args, named
 
 CHAT_INI = "chat.ini"
 CHAT_YAML = "chat.swapper.yaml"
@@ -43,6 +43,7 @@ __all__ = [
     "from_child_args",
     "losses",
     "model_losses",
+    "named",
     "parse",
     "path",
     "router_losses",

@@ -151,6 +151,12 @@ def from_child_args(args: Sequence[str]) -> ModelOptions:
     return ModelOptions(name.value if name is not None else "", _of_the_model(settings))
 
 
+def named(args: Sequence[str], environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """The names a server without a router gives its model in its answers; none: that of its file."""
+    given = _environment(environ or {}) | dict(_command_line(args))
+    return split_aliases(given["alias"].value) if "alias" in given else ()
+
+
 def _find(ini: Ini, model: str) -> IniSection | None:
     named = ini.section(model)
     if named is not None:

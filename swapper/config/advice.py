@@ -22,12 +22,13 @@ from presets import (
     effective,
     from_child_args,
     model_losses,
+    named,
     parse,
     router_losses,
 )
 from swapper.config.config import Config
 from swapper.config.schema import TenantEntry
-from swapper.config.served import ONE_MODEL
+from swapper.config.served import ONE_MODEL, served
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,7 @@ def _server(config: Config, server: str, environ: Mapping[str, str]) -> Iterator
         options = model_options(config, server, environ)
         if options is not None:
             yield from _losses(config, server, options, None)
+            yield from (Advice(server, finding) for finding in _alias(server, entry, environ))
         return
     path = preset_path(config, server)
     ini = read_preset(config, server)
@@ -127,6 +129,17 @@ def _server(config: Config, server: str, environ: Mapping[str, str]) -> Iterator
             yield Advice(server, _absent(model, ini.models, f"{path} has no section for it"))
         elif router is not None:
             yield from _losses(config, server, options, router, str(path))
+
+
+def _alias(server: str, entry: TenantEntry, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """What a server without a router calls its model is what every client reads, whatever it asked for."""
+    (one,) = served(server, entry)
+    said = named(entry.command[1:], _inherited(entry, environ))
+    if said and {*said} <= {*one.names}:
+        return
+    what = f"the name {', '.join(said)}, which no client asks for," if said else "the path of the model file"
+    text = f"its answers have {what} as their model"
+    yield Finding(Level.WARNING, "alias", text, f"start it with --alias {one.name}")
 
 
 def _losses(

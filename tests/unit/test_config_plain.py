@@ -108,3 +108,37 @@ def test_its_command_tells_its_context_and_is_judged() -> None:
     lacking = parsed(GOOD.replace("--slot-save-path, slots, ", ""))
     assert any(one.error and "slot-save-path" in str(one) for one in advise(lacking, {}))
     assert not any("models-max" in str(one) or "autoload" in str(one) for one in advise(config, {}))
+
+
+NAMELESS = "chat: its answers have the path of the model file as their model: start it with --alias"
+
+
+@pytest.mark.parametrize(
+    ("more", "model", "said"),
+    [
+        ("", "", [f"{NAMELESS} chat"]),
+        ("", MODEL, [f"{NAMELESS} qwen3.6-27b"]),
+        ("--alias, chat, ", MODEL, []),
+        ("-a, 'gpt-4o,chat', ", MODEL, []),
+        (
+            "--alias, big, ",
+            MODEL,
+            [
+                "chat: its answers have the name big, which no client asks for, as their model: "
+                "start it with --alias qwen3.6-27b"
+            ],
+        ),
+    ],
+)
+def test_its_answers_should_name_the_model_as_clients_do(more: str, model: str, said: list[str]) -> None:
+    text = GOOD.replace("-c, ", f"{more}-c, ")
+    config = parsed(text.replace("    vram: 6GiB\n", model) if model else text)
+    assert [str(one) for one in advise(config, {}) if "their model" in str(one)] == said
+    assert not any(one.error for one in advise(config, {}))
+
+
+def test_a_variable_that_its_process_inherits_may_name_it_and_nobody_judges_one_that_somebody_else_starts() -> None:
+    assert not any("their model" in str(one) for one in advise(parsed(GOOD), {"LLAMA_ARG_ALIAS": "chat"}))
+    command = next(line for line in GOOD.splitlines(keepends=True) if "command: [" in line)
+    attached = GOOD.replace("control: command", "control: attach").replace(command, "") + "    evict: never\n"
+    assert advise(parsed(attached), {}) == []
