@@ -8,6 +8,7 @@ import shlex
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import aiohttp
 import psutil
 import pytest
 
@@ -79,6 +80,17 @@ async def test_nothing_runs_before_a_load_and_nothing_after_a_release(made: Made
     assert not psutil.pid_exists(pid)
     assert await state(backend) is TenantState.UNLOADED
     await backend.release(CHAT, limit_ms=10_000)
+
+
+@pytest.mark.parametrize("alias", [None, "qwen3-32b"])
+async def test_its_answers_name_its_alias_whatever_was_asked_for_and_without_one_its_file(
+    made: Made, server: PlainServer, models: dict[str, Path], alias: str | None
+) -> None:
+    backend = made(server.command if alias is None else [*server.command, "--alias", alias])
+    await backend.load(CHAT)
+    body = {"model": CHAT, "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]}
+    async with aiohttp.ClientSession(server.url) as http, http.post("/v1/chat/completions", json=body) as answer:
+        assert (await answer.json())["model"] == (alias or str(models["alpha"]))
 
 
 async def test_it_is_loading_until_it_answers(made: Made, server: PlainServer) -> None:
