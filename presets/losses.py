@@ -71,7 +71,7 @@ def _slot_folder(
     if said is None:
         wanted = str(slot_dir) if slot_dir is not None else "DIR"
         text = "no slot-save-path: the server refuses to save conversations (501), all are lost at an unload"
-        yield _at(options, Level.ERROR, "no-slot-save-path", text, f"start the router with --slot-save-path {wanted}")
+        yield _at(options, Level.ERROR, "no-slot-save-path", text, f"start the server with --slot-save-path {wanted}")
         return
     if slot_dir is None:
         return
@@ -107,7 +107,7 @@ def _model(options: ModelOptions) -> Iterator[Finding]:
         yield _at(options, Level.WARNING, "slot-prompt-similarity", text, "write slot-prompt-similarity = 0.5")
     if not options.metrics:
         text = "no metrics: calls that wait inside the server cannot be seen before it is unloaded"
-        yield _at(options, Level.WARNING, "no-metrics", text, "start the router with --metrics", "metrics")
+        yield _at(options, Level.WARNING, "no-metrics", text, "start the server with --metrics", "metrics")
     if not options.flag("slots", True):
         text = "slots are hidden, so that which conversations it holds cannot be seen"
         yield _at(options, Level.ERROR, "no-slots", text, "remove no-slots", "slots")

@@ -26,6 +26,8 @@ from swapper.slotclaim import taken
 
 _TIMEOUT_S = 5.0
 _LOADING = 503
+_KEY = (401, 403)
+_PUT_BACK = "to keep them, put that back as it was before you restart the server"
 _WHO = {"llama-router": "llama-server in router mode", "llama-server": "llama-server"}
 _SWAPPER = (
     "a swapper answers there and no llama-server: write the router's own address; swapper's clients come to `listen`"
@@ -72,7 +74,8 @@ async def examine(config: Config, environ: Mapping[str, str]) -> list[Finding]:
         found.append(Finding(False, f"{text}; add keys, or listen on 127.0.0.1"))
     found += [Finding(True, text) for text in taken(config)]
     for server in config.tenants:
-        found += [Finding(False, str(loss)) for loss in await asyncio.to_thread(losses, config, server, environ)]
+        lost = await asyncio.to_thread(losses, config, server, environ)
+        found += [Finding(False, f"{loss}; {_PUT_BACK}") for loss in lost]
     found += [one async for one in _store(config)]
     for server, entry in config.tenants.items():
         found += [one async for one in _server(config, server, entry, environ)]
@@ -90,7 +93,7 @@ async def _store(config: Config) -> AsyncIterator[Finding]:
     try:
         store = await RedisStore.open(config.redis)
     except (StoreDown, ConfigError) as error:
-        yield Finding(True, f"redis: {error}")
+        yield Finding(True, f"redis: {error}; start it, or correct the address")
     else:
         await store.close()
 
@@ -163,6 +166,9 @@ async def _ask(entry: TenantEntry, environ: Mapping[str, str]) -> tuple[list[dic
             if answer.status != 200 or not isinstance(body, dict):
                 if answer.status == _LOADING and entry.kind in ONE_MODEL:
                     raise OSError("it is loading its model; ask again once it is there")
+                if answer.status in _KEY:
+                    mend = "name the variable that holds the server's --api-key with api_key_env"
+                    raise ValueError(f"{path} answered {answer.status}, for want of the right key: {mend}")
                 raise ValueError(f"{path} answered {answer.status}, a {_WHO[entry.kind]} answers 200")
             answers.append(cast("dict[str, Any]", body))
     models: object = answers[0].get("data")

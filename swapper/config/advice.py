@@ -114,8 +114,9 @@ def _server(config: Config, server: str, environ: Mapping[str, str]) -> Iterator
     path = preset_path(config, server)
     ini = read_preset(config, server)
     if path is not None and ini is None:
-        text = f"the preset {path} cannot be read from here"
-        yield Advice(server, Finding(Level.WARNING, "no-preset", text, "its settings are not judged"))
+        text = f"the preset {path} cannot be read from here, so that its settings are not judged"
+        mend = "give who runs swapper the right to read it, or correct its path"
+        yield Advice(server, Finding(Level.WARNING, "no-preset", text, mend))
     if ini is not None:
         yield from (Advice(server, problem, str(path)) for problem in ini.problems)
     router = RouterOptions.from_args(entry.command, environ) if entry.command else None

@@ -24,6 +24,7 @@ LATER = "is not supported by this version"
 
 Said = tuple[Loc, str]
 
+_PATIENCE = "this version stops every server with the same patience"
 _ORDER = "this version orders by class and then by arrival"
 _KEPT = {
     "overhead": _ORDER,
@@ -246,14 +247,14 @@ def _notices(document: Document, source: Source) -> Iterator[Said]:
     policy: dict[str, object] = source.data.get("policy") or {}
     for key, said in _KEPT.items():
         if key in policy:
-            yield ("policy", key), f"is read, but {said}"
+            yield ("policy", key), f"is read, but {said}; leave it out"
     yield from _defaults(document)
     for name, entry in document.tenants.items():
         if "grace" in source.data["tenants"][name]:
-            yield ("tenants", name, "grace"), "is read, but this version stops every server with the same patience"
+            yield ("tenants", name, "grace"), f"is read, but {_PATIENCE}; leave it out"
         for one in served(name, entry):
             if one.entry.ttl_ms is not None:
-                yield (*one.loc, "ttl"), "this version does not unload idle models"
+                yield (*one.loc, "ttl"), "is read, but this version does not unload idle models; leave it out"
 
 
 def _defaults(document: Document) -> Iterator[Said]:
@@ -269,6 +270,7 @@ def _defaults(document: Document) -> Iterator[Said]:
                 need = one.vram_mib if isinstance(one.vram_mib, int) else room
                 if taken + need > room:
                     said = f"does not fit beside the other defaults of {card_name} ({show_mib(room - taken)} left)"
-                    yield (*found.loc, "default"), f"{said}; it waits for its first call"
+                    mend = "take default: true from it, or from one before it"
+                    yield (*found.loc, "default"), f"{said}, so that it waits for its first call; {mend}"
                 else:
                     taken += need

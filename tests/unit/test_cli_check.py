@@ -107,6 +107,26 @@ async def test_a_model_file_that_is_not_there_is_told_before_its_load_fails(tmp_
     assert f"[med] model = {absent}: no such file here" in result.stdout
 
 
+async def test_a_server_that_wants_a_key_is_told_with_where_to_name_it(tmp_path: Path) -> None:
+    async def refused(_: web.Request) -> web.Response:
+        return web.json_response({"error": {"message": "Invalid API Key"}}, status=401)
+
+    app = web.Application()
+    app.add_routes([web.get("/models", refused)])
+    async with TestServer(app) as server:
+        result = await swapper("check", "-c", config(tmp_path, str(server.make_url("")).rstrip("/")))
+    assert "/models answered 401, for want of the right key: name the variable that holds" in result.stdout
+    assert "api_key_env" in result.stdout
+
+
+async def test_a_store_that_is_not_there_is_told_with_what_to_do(tmp_path: Path, unused_tcp_port: int) -> None:
+    path = Path(config(tmp_path, "http://127.0.0.1:9"))
+    path.write_text(f"redis: redis://127.0.0.1:{unused_tcp_port}\n" + path.read_text())
+    result = await swapper("check", "-c", str(path))
+    (said,) = [line for line in result.stdout.splitlines() if line.startswith("error: redis: ")]
+    assert said.endswith("; start it, or correct the address")
+
+
 @pytest.mark.parametrize("keys", [(), (key("ann", "admin"),)], ids=["without keys", "with keys"])
 async def test_a_swapper_at_the_address_of_a_router_is_told_as_such(tmp_path: Path, keys: tuple[ApiKey, ...]) -> None:
     async with served(keys) as api:

@@ -208,8 +208,10 @@ def test_each_of_them_alone_is_taken(kept: str) -> None:
 
 
 def test_settings_that_are_not_acted_on_are_noticed_not_swallowed() -> None:
-    config = parsed(GOOD.replace("vram: 512MiB", "vram: 512MiB, ttl: 5m") + "policy: {overhead: 0.2}\n")
-    assert [notice.split(": ")[1] for notice in config.notices] == ["policy.overhead", "tenants.llama.models.small.ttl"]
+    text = GOOD.replace("vram: 512MiB", "vram: 512MiB, ttl: 5m").replace("    url:", "    grace: 1m\n    url:")
+    told = dict(notice.split(": ")[1:] for notice in parsed(text + "policy: {overhead: 0.2}\n").notices)
+    assert sorted(told) == ["policy.overhead", "tenants.llama.grace", "tenants.llama.models.small.ttl"]
+    assert all(s.startswith("is read, but this version ") and s.endswith("; leave it out") for s in told.values())
 
 
 @pytest.mark.parametrize(
@@ -306,7 +308,7 @@ def test_defaults_that_do_not_fit_together_are_noticed() -> None:
     config = parsed(GOOD.replace("small: {vram: 512MiB}", "small: {vram: 5GiB, default: true}"))
     assert config.notices == (
         "swapper.yaml:15: tenants.llama.models.small.default: does not fit beside the other defaults of gpu0"
-        " (4 GiB left); it waits for its first call",
+        " (4 GiB left), so that it waits for its first call; take default: true from it, or from one before it",
     )
 
 

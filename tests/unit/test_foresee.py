@@ -165,9 +165,9 @@ async def test_check_warns_and_writes_nothing(tmp_path: Path) -> None:
     save(server, 4_000, 1)
     result = await swapper("check", "-c", str(server.path), "--json")
     said = [one["text"] for one in json.loads(result.stdout)["problems"] if one["level"] == "warning"]
-    assert any(
-        text.startswith("1 conversation of llama/qwen (4,000 tokens, 1 MiB) will not come back") for text in said
-    )
+    (lost,) = [text for text in said if "will not come back" in text]
+    assert lost.startswith("1 conversation of llama/qwen (4,000 tokens, 1 MiB) will not come back")
+    assert lost.endswith("; to keep them, put that back as it was before you restart the server")
     assert not (tmp_path / "state").exists()
 
 

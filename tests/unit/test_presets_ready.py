@@ -98,7 +98,8 @@ def test_a_preset_other_than_the_commands_is_an_error(tmp_path: Path) -> None:
 
 def test_a_preset_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     config = loads(YAML, folder=tmp_path, environ=ENVIRON)
-    assert "cannot be read from here" in said(advise(config, ENVIRON))
+    (found,) = advise(config, ENVIRON)
+    assert "cannot be read from here, so that its settings are not judged: give who runs swapper the" in str(found)
 
 
 def test_without_saving_the_losses_of_saving_are_not_told(tmp_path: Path) -> None:
