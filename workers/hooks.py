@@ -1,0 +1,186 @@
+"""Commands of the configuration around a load and a release of any backend.
+
+Invariant: a hook is a program and its arguments, run without a shell, and it is over, or has been killed with all it
+started, before anything goes on. A `before` that fails under `on_failure: fail` lets nothing happen; an `after` that
+fails is told, for what it followed has happened. What was not loaded or released is followed by no `after`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from swapper.errors import BackendError, BackendRefused
+from workers.backend import Backend, Loaded, Owners, Quiesced, Restored, Room, SaveArgs, Saved, TenantState
+
+_SHOWN = 300
+_KEPT_BYTES = 64 << 10
+_LAST_WORDS_S = 1.0
+
+log = structlog.stdlib.get_logger(__name__)
+
+Argv = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """The commands, in order. `timeout_ms` is for each; `fails`: one that fails makes the verb fail."""
+
+    before_load: tuple[Argv, ...] = ()
+    after_load: tuple[Argv, ...] = ()
+    before_release: tuple[Argv, ...] = ()
+    after_release: tuple[Argv, ...] = ()
+    timeout_ms: int = 60_000
+    fails: bool = True
+
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+        return bool(self.before_load or self.after_load or self.before_release or self.after_release)
+
+
+class Hooked:
+    """The backend `inner` with `hooks` around load and release; `folder` is where the commands run."""
+
+    def __init__(self, inner: Backend, hooks: Hooks, folder: Path) -> None:
+        self._inner = inner
+        self._hooks = hooks
+        self._folder = folder
+        self._fence: Callable[[], Awaitable[None]] | None = None
+
+    # ---- what has hooks
+
+    async def load(self, tenant: str) -> Loaded:
+        """As the backend's. Raises BackendError where a hook fails and that counts; the tenant is released again."""
+        await self._run("before_load", self._hooks.before_load, tenant)
+        loaded = await self._inner.load(tenant)
+        try:
+            await self._run("after_load", self._hooks.after_load, tenant)
+        except BackendError:
+            with suppress(BackendError):  # a load that failed leaves nothing behind
+                await self._inner.release(tenant, limit_ms=self._hooks.timeout_ms)
+            raise
+        return loaded
+
+    async def release(self, tenant: str, *, limit_ms: int) -> str | None:
+        """As the backend's. An `after_release` that fails is told with it: the tenant is gone all the same."""
+        await self._run("before_release", self._hooks.before_release, tenant)
+        said = await self._inner.release(tenant, limit_ms=limit_ms)
+        try:
+            await self._run("after_release", self._hooks.after_release, tenant)
+        except BackendError as error:
+            return f"{said}; {error}" if said else str(error)
+        return said
+
+    async def _run(self, which: str, commands: Sequence[Argv], tenant: str) -> None:
+        for argv in commands:
+            if self._fence is not None:
+                await self._fence()
+            failed = await _failure(argv, self._folder, which, tenant, self._hooks.timeout_ms / 1000)
+            if failed is None:
+                continue
+            text = f"hook {which} of {tenant}: {argv[0]} {failed}"
+            if self._hooks.fails:
+                raise BackendRefused(text)
+            log.warning("a hook failed and is ignored", tenant=tenant, error=text)
+
+    # ---- what has none
+
+    async def start(self) -> None:
+        """As the backend's."""
+        await self._inner.start()
+
+    async def observe(self) -> Mapping[str, TenantState]:
+        """As the backend's."""
+        return await self._inner.observe()
+
+    async def quiesce(self, tenant: str, *, limit_ms: int | None = None) -> Quiesced:
+        """As the backend's."""
+        return await self._inner.quiesce(tenant, limit_ms=limit_ms)
+
+    async def save(self, tenant: str, args: SaveArgs) -> Saved:
+        """As the backend's."""
+        return await self._inner.save(tenant, args)
+
+    async def restore(self, tenant: str, snapshot: str, slot: int, room: Room | None = None) -> Restored:
+        """As the backend's."""
+        return await self._inner.restore(tenant, snapshot, slot, room)
+
+    async def end_hung(self) -> str | None:
+        """As the backend's."""
+        return await self._inner.end_hung()
+
+    def fenced(self, fence: Callable[[], Awaitable[None]]) -> None:
+        """As the backend's; asked before each hook, too."""
+        self._fence = fence
+        self._inner.fenced(fence)
+
+    def changes(self) -> AsyncIterator[None]:
+        """As the backend's."""
+        return self._inner.changes()
+
+    async def close(self) -> None:
+        """As the backend's."""
+        await self._inner.close()
+
+    def shelf(self) -> object | None:
+        """The backend's snapshots, where it keeps any."""
+        found = getattr(self._inner, "shelf", None)
+        return found() if found is not None else None
+
+    def processes(self) -> Owners:
+        """The backend's processes, where it knows them."""
+        found = getattr(self._inner, "processes", None)
+        return found() if found is not None else Owners()
+
+
+async def _failure(argv: Argv, folder: Path, which: str, tenant: str, limit_s: float) -> str | None:
+    """Run one command; why it failed, in words, None where it did not."""
+    env = {**os.environ, "SWAPPER_TENANT": tenant, "SWAPPER_HOOK": which}
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            cwd=folder,
+            env=env,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return f"cannot be started: {error.strerror or error}"
+    said = bytearray()
+    reading = asyncio.create_task(_read(process, said))
+    try:
+        async with asyncio.timeout(limit_s):
+            status: int | None = await process.wait()
+    except TimeoutError:
+        status = None
+    finally:
+        with suppress(ProcessLookupError):  # with what it started and left behind, which then says no more either
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+        await asyncio.wait({reading}, timeout=_LAST_WORDS_S)
+        reading.cancel()
+    if status is None:
+        return f"was killed after {limit_s:g} s{_words(said)}"
+    return None if status == 0 else f"ended with status {status}{_words(said)}"
+
+
+async def _read(process: asyncio.subprocess.Process, said: bytearray) -> None:
+    """The end of what it says: it must never wait for us to read."""
+    assert process.stdout is not None, "it was asked for"
+    while chunk := await process.stdout.read(4096):
+        said += chunk
+        del said[:-_KEPT_BYTES]
+
+
+def _words(said: bytearray) -> str:
+    lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
+    return f": {lines[-1][:_SHOWN]}" if lines else ""

@@ -1,0 +1,126 @@
+"""What all kinds of servers without slots have in common: their control, their fence, the hints of change.
+
+Invariant: nothing of a conversation is kept here: a save and a restore say so. A server that should be ours and is
+somebody else's is neither used nor ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+from swapper.errors import BackendError, BackendRefused
+from workers.backend import Quiesced, Restored, Room, SaveArgs, Saved, SaveUnsupported
+from workers.client import ServerClient
+from workers.control import Control, Watched, refreshed
+from workers.control.port import taken
+from workers.llama.hung import ROUTER_HUNG_S, Silence
+
+HUNG_STOP_MS = 2_000
+BRISK_S = 1.0
+"""So long a wait is looked at every `poll_s`, from then on five times as seldom."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds without any sign of progress after which a verb gives up.
+
+    `start_s`: nobody listens although the server was started; `settle_s`: what was asked for and is not seen yet.
+    """
+
+    load_s: float = 600.0
+    answer_s: float = 120.0
+    start_s: float = 30.0
+    settle_s: float = 10.0
+    poll_s: float = 0.05
+
+
+class Kind:
+    """The part of a backend that is the same for all of them. `ours`: `control` starts and stops the server."""
+
+    def __init__(self, http: ServerClient, control: Control, *, ours: bool, limits: Limits | None = None) -> None:
+        self._http = http
+        self._control = control
+        self._ours = ours
+        self._limits = limits or Limits()
+        self._silence = Silence()
+        self._moved = asyncio.Event()
+
+    @property
+    def _who(self) -> str:
+        return f"{self._http.who} at {self._http.url}"
+
+    async def close(self) -> None:
+        """Drop the connections; the server stays as it is."""
+        await self._http.close()
+
+    def fenced(self, fence: Callable[[], Awaitable[None]]) -> None:
+        """See `ServerClient.fence`; asked before a process is started or ended, too."""
+        self._http.fence = fence
+
+    async def changes(self) -> AsyncIterator[None]:
+        """One item at once, then one for each load and release, or what the control tells: the servers tell none."""
+        if isinstance(self._control, Watched):
+            async for _ in self._control.changes():
+                yield None
+        while True:
+            moved = self._moved
+            yield None
+            await moved.wait()
+
+    def _pulse(self) -> None:
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    async def save(self, tenant: str, args: SaveArgs) -> Saved:
+        """Raises SaveUnsupported: there are no slots."""
+        del args
+        raise SaveUnsupported(f"{self._who} keeps no conversations of {tenant}")
+
+    async def restore(self, tenant: str, snapshot: str, slot: int, room: Room | None = None) -> Restored:
+        """Raises BackendRefused: there are no slots."""
+        del slot, room
+        raise BackendRefused(f"{self._who} has no slots: {snapshot} cannot come back into {tenant}")
+
+    async def _refuse_foreign(self) -> None:
+        """Raises BackendRefused where somebody else listens at the address of a server that is to be ours."""
+        await refreshed(self._control)
+        if self._is_foreign() and (who := await asyncio.to_thread(taken, self._http.url)) is not None:
+            text = f"{who}, and the {self._http.who} that swapper starts cannot listen there: end that process"
+            raise BackendRefused(f"{text}, or give it another port")
+
+    def _notes(self) -> str | None:
+        """What was remarkable about the last stop by the control."""
+        return self._control.notes() if isinstance(self._control, Watched) else None
+
+    def _is_foreign(self) -> bool:
+        """Whether whoever answers at the address is not ours, though it should be."""
+        return self._ours and self._control.alive() is False
+
+    def _hangs(self) -> bool:
+        """Whether a server that is ours was asked for long, lives, and answered nothing."""
+        return self._ours and self._control.alive() is True and self._silence.lasts(ROUTER_HUNG_S)
+
+    async def _drained(self, tenant: str, limit_ms: int | None, count: Callable[[], Awaitable[int | None]]) -> Quiesced:
+        """Wait until `count` is 0 (None: nobody can know). After `limit_ms` a BackendError says what still runs."""
+        last: int | None = None
+        try:
+            async with asyncio.timeout(None if limit_ms is None else limit_ms / 1000):
+                async for _ in self.looks():
+                    last = await count()
+                    if not last:
+                        return Quiesced()
+        except TimeoutError:
+            pass
+        said = "it has not answered" if last is None else f"calls running or waiting at the server: {last}"
+        raise BackendError(f"{tenant} is not idle after {(limit_ms or 0) / 1000:g} s: {said}")
+
+    async def looks(self) -> AsyncIterator[float]:
+        """Seconds since the first look, for each look of a wait; whoever waits ends it."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while True:
+            waited = loop.time() - began
+            yield waited
+            await asyncio.sleep(self._limits.poll_s if waited < BRISK_S else 5 * self._limits.poll_s)
