@@ -12,7 +12,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import cast
@@ -22,10 +22,11 @@ from aiohttp import web
 from swapper import api
 from swapper.api import ApiContext
 from swapper.api.ids import new_id
-from swapper.backends import backend_of
+from swapper.backends import api_key, backend_of
 from swapper.config import Config
 from swapper.config.advice import model_options
 from swapper.config.schema import CardEntry, TenantEntry
+from swapper.config.served import LLAMA
 from swapper.coordinator import Coordinator
 from swapper.core.spec import Spec
 from swapper.errors import ConfigError, StoreDown, SwapperError
@@ -254,7 +255,7 @@ async def _gateway(config: Config, folder: StateFolder, store: RedisStore, stack
     context = GatewayContext(
         names=config.models(),
         targets={t: _target(config, t) for t in config.spec().tenants},
-        models=tuple(_model(config, t) for t in config.spec().tenants),
+        models=tuple(one for t in config.spec().tenants for one in _models(config, t)),
         limits=limits,
         admission=admission,
         member=member,
@@ -281,15 +282,20 @@ async def _member(config: Config, store: RedisStore, admission: Admission) -> Me
 
 
 def _target(config: Config, tenant: str) -> Target:
-    entry, model = config.tenants[config.server_of(tenant)], config.name_of(tenant)
-    key = os.environ.get(entry.api_key_env) if entry.api_key_env else None
-    return Target(tenant, cast("str", entry.url), model, key, router=entry.kind == "llama-router")
+    server, one = config.served()[tenant]
+    entry = config.tenants[server]
+    others = {name: model for model, aliases in one.models[1:] for name in (model, *aliases)}
+    kind = {"router": entry.kind == "llama-router", "slots": entry.kind in LLAMA}
+    return Target(tenant, cast("str", entry.url), one.name, api_key(entry, one), others=others, **kind)
 
 
-def _model(config: Config, tenant: str) -> ModelInfo:
+def _models(config: Config, tenant: str) -> Iterator[ModelInfo]:
     _, one = config.served()[tenant]
+    if one.models:
+        yield from (ModelInfo(model, tenant, aliases) for model, aliases in one.models)
+        return
     options = model_options(config, tenant, os.environ)
-    return ModelInfo(one.name, tenant, one.names[1:], options.context_per_slot() if options else None)
+    yield ModelInfo(one.name, tenant, one.names[1:], options.context_per_slot() if options else None)
 
 
 def _api(

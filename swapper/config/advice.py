@@ -28,7 +28,7 @@ from presets import (
 )
 from swapper.config.config import Config
 from swapper.config.schema import TenantEntry
-from swapper.config.served import ONE_MODEL, served
+from swapper.config.served import LLAMA, ONE_MODEL, served
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,8 @@ def model_options(config: Config, tenant: str, environ: Mapping[str, str]) -> Mo
     """The options a tenant would be started with as far as files tell; None without a readable preset (or command)."""
     server, model = config.server_of(tenant), config.name_of(tenant)
     entry = config.tenants[server]
+    if entry.kind not in LLAMA:
+        return None
     plain = entry.kind in ONE_MODEL
     ini = parse("") if plain else read_preset(config, server)
     if ini is None or (plain and not entry.command):
@@ -105,6 +107,8 @@ def advise_live(
 
 def _server(config: Config, server: str, environ: Mapping[str, str]) -> Iterator[Advice]:
     entry = config.tenants[server]
+    if entry.kind not in LLAMA:
+        return
     if entry.kind in ONE_MODEL:
         options = model_options(config, server, environ)
         if options is not None:

@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from swapper.config import kinds
 from swapper.config.schema import CardEntry, Document, SnapshotsEntry, TenantEntry
 from swapper.config.served import ONE_MODEL, served
 from swapper.config.source import Source
 from swapper.config.units import show_mib
 from swapper.config.yamltext import Loc
 
-KINDS = frozenset({"llama-router", "llama-server"})
+KINDS = kinds.SERVED | {"llama-router", "llama-server"}
 CONTROLS = frozenset({"attach", "command"})
 PROBES = frozenset({"declared"})
 LATER = "is not supported by this version"
@@ -32,15 +33,19 @@ _KEPT = {
     "max_call": "this version ends no call for its length alone",
 }
 
-_COMMON = frozenset({"kind", "control", "card", "evict", "grace"})
+_COMMON = frozenset({"kind", "control", "card", "evict", "grace", "hooks"})
 _EVERY = frozenset({"0.0.0.0", "::"})
 _LEAST_EVERY_MS = 10_000
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _LLAMA = _COMMON | {"command", "url", "api_key_env", "slot_dir", "path_map", "snapshots", "models"}
-_KEYS = {"llama-router": _LLAMA | {"preset"}, "llama-server": _LLAMA | {"vram"}}
+_KEYS = {
+    "llama-router": _LLAMA | {"preset"},
+    "llama-server": _LLAMA | {"vram"},
+    **{name: _COMMON | keys for name, keys in kinds.KEYS.items()},
+}
 
 
-_WHO = {"llama-router": "llama-server router", "llama-server": "llama-server"}
+_WHO = {"llama-router": "llama-server router", "llama-server": "llama-server"} | kinds.WHO
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +131,11 @@ def _tenants(document: Document, source: Source, environ: Mapping[str, str]) -> 
         for key in given:
             if key not in _KEYS[entry.kind] and entry.control in CONTROLS:
                 yield (*loc, key), f"is not a key of kind {entry.kind} with control {entry.control}"
-        yield from _llama(entry, loc, environ)
-        yield from _plain(entry, loc) if entry.kind in ONE_MODEL else _router(entry, loc)
+        if entry.kind in kinds.SERVED:
+            yield from kinds.check(entry, loc, environ)
+        else:
+            yield from _llama(entry, loc, environ)
+            yield from _plain(entry, loc) if entry.kind in ONE_MODEL else _router(entry, loc)
         if entry.url is not None and _is_own(document.listen, entry.url):
             said = f"is swapper's own address (listen: {document.listen}); write that of the {_WHO[entry.kind]}"
             yield (*loc, "url"), f"{said}, and give the two different ports"
@@ -250,6 +258,7 @@ def _notices(document: Document, source: Source) -> Iterator[Said]:
             yield ("policy", key), f"is read, but {said}; leave it out"
     yield from _defaults(document)
     for name, entry in document.tenants.items():
+        yield from kinds.notices(entry, source.data["tenants"][name], ("tenants", name))
         if "grace" in source.data["tenants"][name]:
             yield ("tenants", name, "grace"), f"is read, but {_PATIENCE}; leave it out"
         for one in served(name, entry):

@@ -19,7 +19,7 @@ from swapper.config.schema import (
     PolicyEntry,
     TenantEntry,
 )
-from swapper.config.served import Served, served
+from swapper.config.served import LLAMA, Served, served
 from swapper.core.spec import CardSpec, PolicySpec, Spec, TenantSpec
 from swapper.core.types import WorkClass
 
@@ -118,7 +118,7 @@ class Config:
             kind=entry.kind,
             evict_never=entry.evict == "never",
             default=one.default,
-            save=entry.snapshots.strategy != "off",
+            save=entry.kind in LLAMA and entry.snapshots.strategy != "off",
             save_required=entry.snapshots.required,
             sweep=entry.snapshots.sweep,
             every_ms=entry.snapshots.every_ms,

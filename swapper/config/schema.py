@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
     AfterValidator,
@@ -21,6 +21,7 @@ from pydantic import (
     StrictBool,
     StrictInt,
     ValidationInfo,
+    model_validator,
 )
 
 from swapper.config.units import duration_ms, size_bytes, size_mib
@@ -39,6 +40,23 @@ def _vram(value: object) -> int | Literal["all"]:
 
 def _optional_ms(value: object) -> int | None:
     return None if value is None else duration_ms(value)
+
+
+def _keep_alive_ms(value: object) -> int | None:
+    return None if value is None or (type(value) is int and value == -1) else duration_ms(value)
+
+
+def _commands(value: object) -> tuple[tuple[str, ...], ...]:
+    """One command, or a list of them; each is a list of texts."""
+    items = cast("list[object]", value) if isinstance(value, list) else []
+    commands = [cast("list[object]", one) for one in items if isinstance(one, list)]
+    if not commands and items:
+        commands = [items]
+    elif len(commands) != len(items) or not all(commands) or not commands:
+        raise ValueError("must be a command and its arguments, like [notify-send, loaded], or a list of such lists")
+    if any(isinstance(part, bool) or not isinstance(part, str | int) for one in commands for part in one):
+        raise ValueError("must be made of texts: it is run without a shell")
+    return tuple(tuple(str(part) for part in one) for one in commands)
 
 
 def _gpus(value: object) -> tuple[str, ...]:
@@ -84,6 +102,8 @@ Mib = Annotated[int, PlainValidator(size_mib)]
 Bytes = Annotated[int, PlainValidator(size_bytes)]
 Ms = Annotated[int, PlainValidator(duration_ms)]
 OptionalMs = Annotated[int | None, PlainValidator(_optional_ms)]
+KeepAliveMs = Annotated[int | None, PlainValidator(_keep_alive_ms)]
+Commands = Annotated[tuple[tuple[str, ...], ...], PlainValidator(_commands)]
 Vram = Annotated[int | Literal["all"], PlainValidator(_vram)]
 FilePath = Annotated[Path, PlainValidator(_path)]
 Listen = Annotated[Text, AfterValidator(_listen)]
@@ -148,7 +168,7 @@ class SnapshotsEntry(Section):
 
 
 class ModelEntry(Section):
-    """One model of a server that serves several by name."""
+    """One model of a server that serves several by name. `api_key_env`: where its key is not the server's."""
 
     vram_mib: Vram | None = Field(default=None, alias="vram")
     aliases: tuple[Text, ...] = ()
@@ -158,7 +178,11 @@ class ModelEntry(Section):
 
 
 class TenantEntry(Section):
-    """Something that can live on a card: `kind` says how to talk to it, `control` how it is started and stopped."""
+    """Something that can live on a card: `kind` says how to talk to it, `control` how it is started and stopped.
+
+    `sleep`: a vLLM or SGLang gives its VRAM back without ending; 1 keeps its weights in host memory, 2 reads them
+    from disk again. `keep_alive`: how long an Ollama keeps what swapper loaded, null: until it is released.
+    """
 
     kind: Kind
     control: Control = "attach"
@@ -171,6 +195,17 @@ class TenantEntry(Section):
     url: HttpUrl | None = None
     api_key_env: Text | None = None
     preset: FilePath | None = None
+class HooksEntry(Section):
+    """Commands around a load and a release, run on the agent without a shell; `timeout` is for each of them."""
+
+    before_load: Commands = ()
+    after_load: Commands = ()
+    before_release: Commands = ()
+    after_release: Commands = ()
+    timeout_ms: Ms = Field(default=60_000, alias="timeout")
+    on_failure: Literal["fail", "ignore"] = "fail"
+
+
     slot_dir: FilePath | None = None
     path_map: dict[str, Text] = Field(default_factory=dict)
     snapshots: SnapshotsEntry = SnapshotsEntry()
@@ -179,6 +214,7 @@ class TenantEntry(Section):
     vram_mib: Vram | None = Field(default=None, alias="vram")
     linger_ms: OptionalMs = Field(default=None, alias="linger")
     grace_ms: Ms = Field(default=30_000, alias="grace")
+    api_key_env: Text | None = None
     evict: Literal["auto", "never"] = "auto"
 
 
@@ -204,6 +240,9 @@ class WindowEntry(Section):
     slack_ms: Ms = Field(default=600_000, alias="slack")
     on_missed: Literal["run_once", "skip"] = "run_once"
     on_overrun: Literal["kill", "extend"] = "kill"
+    sleep: Annotated[StrictInt, Field(ge=1, le=2)] | None = None
+    keep_alive_ms: KeepAliveMs = Field(default=None, alias="keep_alive")
+    hooks: HooksEntry = HooksEntry()
 
 
 class Patience(Section):
@@ -260,3 +299,26 @@ class Document(Section):
     windows: dict[str, WindowEntry] = Field(default_factory=dict)
     policy: PolicyEntry = PolicyEntry()
     gateway: GatewayEntry = GatewayEntry()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _implied(cls, data: object) -> object:
+        """What goes without saying: the only card there is, and that what nobody here can end is never evicted."""
+        document = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
+        cards, tenants = document.get("cards"), document.get("tenants")
+        if not isinstance(tenants, dict):
+            return data  # pyright: ignore[reportUnknownVariableType]
+        implied = dict(document)
+        implied["tenants"] = {name: _implied(entry, cards) for name, entry in cast("dict[str, Any]", tenants).items()}
+        return implied
+
+
+def _implied(entry: object, cards: object) -> object:
+    if not isinstance(entry, dict):
+        return entry  # pyright: ignore[reportUnknownVariableType]
+    given, implied = cast("dict[str, Any]", entry), dict[str, Any]()
+    if isinstance(cards, dict) and len(cast("dict[str, Any]", cards)) == 1:
+        implied["card"] = next(iter(cast("dict[str, Any]", cards)))
+    if given.get("kind") == "openai" and given.get("control", "attach") == "attach":
+        implied["evict"] = "never"
+    return {**implied, **given}

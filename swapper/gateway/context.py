@@ -29,7 +29,8 @@ INFLATED_AT_ONCE = 2
 class Target:
     """Where a tenant's calls go: the server's base `url`, the name it knows the model by, its api key.
 
-    `router`: a llama-server router, told with each request never to load a model by itself.
+    `router`: a llama-server router, told with each request never to load a model by itself. `slots`: a llama-server,
+    whose conversations are followed. `others`: names that mean another model of the same server, as it calls that.
     """
 
     tenant: str
@@ -37,6 +38,12 @@ class Target:
     model: str
     api_key: str | None = None
     router: bool = True
+    slots: bool = True
+    others: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def called(self, name: str) -> str:
+        """What the server calls the model that a client calls `name`."""
+        return self.others.get(name, self.model)
 
     def auth(self) -> dict[str, str]:
         """The headers that let us in."""

@@ -137,10 +137,12 @@ class Exchange:
 
         None where its prompt is none that can be followed.
         """
-        target, path, held, renamed = self._target, self._request.path, self._held, ask.model != self._target.model
-        chain = None if ask.fields is None else chain_of(path, ask.fields)
+        target, path, held = self._target, self._request.path, self._held
+        model = target.called(ask.model)
+        renamed = ask.model != model
+        chain = None if ask.fields is None or not target.slots else chain_of(path, ask.fields)
         if renamed:
-            held.body = with_model(held.body, target.model)
+            held.body = with_model(held.body, model)
             held.add(max(len(held.body) - held.size, 0))
         if chain is None:
             return None
