@@ -167,6 +167,17 @@ class SnapshotsEntry(Section):
     every_ms: OptionalMs = Field(default=None, alias="every")
 
 
+class HooksEntry(Section):
+    """Commands around a load and a release, run on the agent without a shell; `timeout` is for each of them."""
+
+    before_load: Commands = ()
+    after_load: Commands = ()
+    before_release: Commands = ()
+    after_release: Commands = ()
+    timeout_ms: Ms = Field(default=60_000, alias="timeout")
+    on_failure: Literal["fail", "ignore"] = "fail"
+
+
 class ModelEntry(Section):
     """One model of a server that serves several by name. `api_key_env`: where its key is not the server's."""
 
@@ -175,6 +186,7 @@ class ModelEntry(Section):
     ttl_ms: OptionalMs = Field(default=None, alias="ttl")
     default: StrictBool = False
     concurrency: Annotated[StrictInt, Field(ge=1)] | None = None
+    api_key_env: Text | None = None
 
 
 class TenantEntry(Section):
@@ -195,17 +207,6 @@ class TenantEntry(Section):
     url: HttpUrl | None = None
     api_key_env: Text | None = None
     preset: FilePath | None = None
-class HooksEntry(Section):
-    """Commands around a load and a release, run on the agent without a shell; `timeout` is for each of them."""
-
-    before_load: Commands = ()
-    after_load: Commands = ()
-    before_release: Commands = ()
-    after_release: Commands = ()
-    timeout_ms: Ms = Field(default=60_000, alias="timeout")
-    on_failure: Literal["fail", "ignore"] = "fail"
-
-
     slot_dir: FilePath | None = None
     path_map: dict[str, Text] = Field(default_factory=dict)
     snapshots: SnapshotsEntry = SnapshotsEntry()
@@ -214,8 +215,10 @@ class HooksEntry(Section):
     vram_mib: Vram | None = Field(default=None, alias="vram")
     linger_ms: OptionalMs = Field(default=None, alias="linger")
     grace_ms: Ms = Field(default=30_000, alias="grace")
-    api_key_env: Text | None = None
     evict: Literal["auto", "never"] = "auto"
+    sleep: Annotated[StrictInt, Field(ge=1, le=2)] | None = None
+    keep_alive_ms: KeepAliveMs = Field(default=None, alias="keep_alive")
+    hooks: HooksEntry = HooksEntry()
 
 
 class RecipeEntry(Section):
@@ -240,9 +243,6 @@ class WindowEntry(Section):
     slack_ms: Ms = Field(default=600_000, alias="slack")
     on_missed: Literal["run_once", "skip"] = "run_once"
     on_overrun: Literal["kill", "extend"] = "kill"
-    sleep: Annotated[StrictInt, Field(ge=1, le=2)] | None = None
-    keep_alive_ms: KeepAliveMs = Field(default=None, alias="keep_alive")
-    hooks: HooksEntry = HooksEntry()
 
 
 class Patience(Section):
