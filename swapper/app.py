@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 from aiohttp import web
@@ -25,7 +26,7 @@ from swapper.api.ids import new_id
 from swapper.backends import api_key, backend_of
 from swapper.config import Config
 from swapper.config.advice import model_options
-from swapper.config.schema import CardEntry, TenantEntry
+from swapper.config.schema import TenantEntry
 from swapper.config.served import LLAMA
 from swapper.coordinator import Coordinator
 from swapper.core.spec import Spec
@@ -39,6 +40,7 @@ from swapper.gateway.pipe import open_session
 from swapper.gateway.resume import resume
 from swapper.gateway.written import Written
 from swapper.ourselves import Ourselves
+from swapper.probes import Devices, look, probes_of, totals
 from swapper.slotclaim import claimed
 from swapper.snapshots.bodies import Bodies
 from swapper.snapshots.index import Index
@@ -48,12 +50,11 @@ from swapper.store.kept import Kept
 from swapper.store.redis import RedisStore
 from swapper.watches import background, or_failed, until_ended, warn, watch_folder
 from workers.agent import Agent
-from workers.backend import Backend
+from workers.backend import Backend, Probe
 from workers.control import Control
 from workers.control.attach import AttachControl
 from workers.control.command import CommandControl
 from workers.marks import Marks
-from workers.vram.declared import Declared
 
 SHUTDOWN_S = 2.0
 RECORD = 200
@@ -115,11 +116,13 @@ class _Live:
     def problems(self) -> list[str]:
         hosts = {card.host for card in self._spec.cards.values()}
         silent = sorted(hosts - self._coordinator.seen.hosts)
+        read = sorted(self.readings().items())
         gone = sorted(t for t, state in self.states().items() if state in ("unreachable", "stopped"))
         return [
             *(problem for problem in (self._member.problem, self._folder.look()) if problem),
             *(f"the agent of host {host} has not reported yet" for host in silent),
             *(f"the server of {tenant} does not answer" for tenant in gone),
+            *(f"the VRAM of {card} cannot be read: {one['unread']}" for card, one in read if "unread" in one),
         ]
 
 
@@ -138,10 +141,12 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
         stack.enter_context(claimed(config))
         kept = Kept(folder.path) if config.redis is None else None
         store = await _store(config, folder, stack, failed, kept)
-        spec = config.spec()
+        probes = probes_of(config, config.spec(), host)
+        spec = config.spec().learned(totals(await look(probes)))
         controls = {name: control_of(name, entry, config) for name, entry in config.tenants.items()}
         backends = _backends(config, controls, stack)
-        agent = await _agent(config, host, store, spec, backends, stack)
+        agent = await _agent(config, host, store, spec, backends, probes, stack)
+        await _notifier(config, agent.owner, store, stack, failed)
         await warn(store, tuple(await before_start(config, controls)))
         await asyncio.gather(*(backend.start() for backend in backends.values()))
         coordinator = Coordinator(store, spec, new_id)
@@ -153,6 +158,8 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
         await or_failed(coordinator.listening, failed)
         await background(stack, failed, agent.run(), "agent")
         context = _api(config, store, live, front, backends)
+        context.spec = coordinator.spec
+        coordinator.on_learned = partial(setattr, context, "spec")
         context.whose = _ourselves(config, kept, controls).whose
         url = await _serve(config, context, front, stack)
         await background(stack, failed, context.count(), "metrics")
@@ -191,28 +198,20 @@ def control_of(name: str, entry: TenantEntry, config: Config) -> Control:
     return AttachControl(name)
 
 
-def _probes(spec: Spec, host: str) -> Mapping[str, Declared]:
-    needs = {t.id: t.need_mib for t in spec.tenants.values()}
-    return {
-        card.name: Declared(card.total_mib, card.reserve_mib, needs)
-        for card in spec.cards.values()
-        if card.host == host
-    }
-
-
 async def _agent(
     config: Config,
     host: str,
     store: RedisStore,
     spec: Spec,
     backends: Mapping[str, Backend],
+    probes: Mapping[str, Probe],
     stack: AsyncExitStack,
 ) -> Agent:
     """The host is ours from here on."""
     with writing(config.state_dir):
         marks = Marks.open(config.state_dir / "marks" / f"{host}.jsonl")
     stack.callback(marks.close)
-    agent = Agent(host, store, backends, spec.tenants, _probes(spec, host), marks)
+    agent = Agent(host, store, backends, spec.tenants, probes, marks)
     stack.push_async_callback(agent.close)
     await agent.claim()
     return agent
@@ -308,7 +307,7 @@ def _api(
         spec=config.spec(),
         keys=config.keys,
         live=live,
-        env={name: _device_variables(card) for name, card in config.cards.items()},
+        env=Devices(config.cards, live.readings),
         names=config.models(),
         shelves={name: shelf for name, one in owners.items() if (shelf := one.shelf()) is not None},
         index=front.talks.index,
@@ -323,12 +322,6 @@ def _ourselves(config: Config, kept: Kept | None, controls: Mapping[str, Control
         servers={name: control.pid for name, control in controls.items()},
         urls={name: entry.url for name, entry in config.tenants.items() if entry.url is not None},
     )
-
-
-def _device_variables(card: CardEntry) -> Mapping[str, str | None]:
-    """What a holder's process needs to see this card only: its `index`, where the configuration names one."""
-    devices = ",".join(card.index) if card.index else None
-    return {"CUDA_VISIBLE_DEVICES": devices, "HIP_VISIBLE_DEVICES": devices}
 
 
 async def _serve(config: Config, context: ApiContext, front: GatewayContext, stack: AsyncExitStack) -> str:

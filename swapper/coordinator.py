@@ -55,8 +55,15 @@ class Coordinator:
         self._token = 0
         self._awaited: dict[str, tuple[int, tuple[Command, ...]]] = {}
         self.seen = Seen()
+        self.on_learned: Callable[[Spec], None] = lambda _: None
+        """Told what the core goes by from now on, once a probe told how much a card has."""
         self.listening = asyncio.Event()
         """Set once reports are heard: an agent that says hello before is heard with its next observation."""
+
+    @property
+    def spec(self) -> Spec:
+        """What the core goes by now."""
+        return self._spec
 
     async def run(self) -> None:
         """Run until cancelled; while the store is down nothing is decided, and afterwards no lease has aged."""
@@ -216,11 +223,20 @@ class Coordinator:
             await self._decide(lambda _: Commit(alerts=alerts))
         self.seen.states.update(cast("Mapping[str, str]", report.data.get("tenants", {})))
         self.seen.readings.update(cast("Mapping[str, Mapping[str, object]]", report.data.get("cards", {})))
+        self._learn()
         marks = cast("Mapping[str, tuple[int, int]]", report.data.get("marks", {}))
         self.seen.carried_out.update({card: (token, n) for card, (token, n) in marks.items()})
         mark = cast("int", report.data.get("mark", 0))
         if report.executor.removeprefix("agent:") not in self.seen.hosts or mark > (await self._look()).token:
             await self._meet(report.executor, mark)  # its hello may have come while nobody listened
+
+    def _learn(self) -> None:
+        """How much a card has, where only its probe knows; what was known stays while it cannot be read."""
+        read = {card: reading.get("total_mib") for card, reading in self.seen.readings.items()}
+        spec = self._spec.learned({card: total for card, total in read.items() if isinstance(total, int)})
+        if spec is not self._spec:
+            self._spec = spec
+            self.on_learned(spec)
 
     def _want(self, report: Report) -> Callable[[World], Commit | None]:
         swap_id = self._new_id("sw")

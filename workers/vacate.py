@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 import msgspec
 
-from workers.backend import Reading, Unread
+from workers.backend import Held, Reading, Unread
 from workers.observe import Sight
 from workers.vram.holders import Holder
 from workers.vram.processes import words
@@ -35,10 +35,31 @@ class Left(msgspec.Struct, frozen=True):
     started: int | None = None
 
 
+class Holding(msgspec.Struct, frozen=True):
+    """A granted partial lease: the MiB it was promised are in what is needed, whether it uses them or not."""
+
+    vram_mib: int
+    pid: int | None = None
+    started: int | None = None
+    tenant: str | None = None
+
+    @property
+    def named(self) -> bool:
+        """Whether it is known who uses it."""
+        return self.pid is not None or self.tenant is not None
+
+    def is_of(self, held: Held) -> bool:
+        """Whether a process is its tenant's, or the one it named, or below that."""
+        if self.tenant is not None and held.owner == self.tenant:
+            return True
+        return any(pid == self.pid and self.started in (None, started) for pid, started in held.line)
+
+
 class VacateArgs(msgspec.Struct, frozen=True):
     """Arguments of the verb. `now_ms` is the store's time at the order, the clock `free_ms` belongs to.
 
-    `arriving`: tenants that come next; what one of them that is there already uses is free for them.
+    `arriving`: tenants that come next; what one of them that is there already uses is free for them. `holding`: leases
+    that stay; what they use of their promise is free for it.
     """
 
     need_mib: int
@@ -46,6 +67,7 @@ class VacateArgs(msgspec.Struct, frozen=True):
     departed: tuple[Left, ...] = ()
     now_ms: int | None = None
     arriving: tuple[str, ...] = ()
+    holding: tuple[Holding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +106,7 @@ async def vacate(sight: Sight, card: str, args: VacateArgs) -> Vacated:
         leaving = _leaving(stack, args, started, exited)
         sight.linger(card, (holder.process for holder in leaving if holder.process))
         while True:
-            seen = await _look(sight, card, leaving, args.arriving)
+            seen = await _look(sight, card, leaving, args)
             now = loop.time()
             remaining = [holder for holder in leaving if not holder.gone(now)]
             if seen.unread is None and seen.free_mib >= args.need_mib and not remaining:
@@ -111,23 +133,42 @@ def _leaving(stack: ExitStack, args: VacateArgs, started: float, exited: asyncio
     return leaving
 
 
-async def _look(sight: Sight, card: str, leaving: Sequence[_Leaving], arriving: Collection[str]) -> Vacated:
+async def _look(sight: Sight, card: str, leaving: Sequence[_Leaving], args: VacateArgs) -> Vacated:
     """One look, what those who come have already being free for them; not yet a proof."""
     processes = [holder.process for holder in leaving if holder.process]
-    others = {tenant: state for tenant, state in (await sight.on_card(card)).items() if tenant not in arriving}
+    others = {tenant: state for tenant, state in (await sight.on_card(card)).items() if tenant not in args.arriving}
     reading = await sight.reading(card, others, processes)
     if isinstance(reading, Unread):
         return Vacated(False, 0, (), reading.why)
-    return Vacated(False, *_but_for(arriving, reading))
+    return Vacated(False, *_but_for(args, reading))
 
 
-def _but_for(arriving: Collection[str], reading: Reading) -> tuple[int, tuple[str, ...]]:
-    """MiB free and who holds the rest. A measured card counts those who come as well, and its processes tell them."""
-    theirs = [one for one in reading.held if one.owner in arriving]
-    if not theirs:
-        return reading.free_mib, reading.holders
-    free = reading.free_mib + sum(one.mib or 0 for one in theirs)
-    return free, words(one for one in reading.held if one not in theirs)
+def _but_for(args: VacateArgs, reading: Reading) -> tuple[int, tuple[str, ...]]:
+    """MiB free for who comes and stays, and who holds the rest.
+
+    A measured card counts also what they have already, and its processes tell how much that is. Of a lease that named
+    no process it is what nobody else is known to hold, up to what it was promised.
+    """
+    theirs = [one for one in reading.held if one.owner in args.arriving]
+    free = reading.free_mib + _mib(theirs)
+    for lease in (one for one in args.holding if one.named):
+        used = [one for one in reading.held if one not in theirs and lease.is_of(one)]
+        free += min(lease.vram_mib, _mib(used))
+        theirs += used
+    promised = sum(lease.vram_mib for lease in args.holding if not lease.named)
+    departed = {left.pid for left in args.departed}
+    unknown = [
+        one
+        for one in reading.held
+        if one not in theirs and one.owner is None and departed.isdisjoint({one.pid, *(pid for pid, _ in one.line)})
+    ]
+    if promised:
+        free += min(promised, _mib(unknown))
+    return free, words(one for one in reading.held if one not in theirs) if theirs else reading.holders
+
+
+def _mib(held: Iterable[Held]) -> int:
+    return sum(one.mib or 0 for one in held)
 
 
 async def _pause(exited: asyncio.Event, seconds: float) -> None:

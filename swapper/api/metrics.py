@@ -16,8 +16,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from swapper.api.context import ApiContext
+from swapper.api.holders import foreign_mib
 from swapper.api.places import Places, places
-from swapper.core.types import LeaseState, World
+from swapper.core.types import Card, LeaseState, World
 from swapper.errors import BackendError, StoreDown
 from swapper.snapshots.manifest import Manifest
 from swapper.store.protocol import LeaseFilter
@@ -43,14 +44,14 @@ class MetricsRoutes:
 
     async def metrics(self, _request: web.Request) -> web.Response:
         """In Prometheus' text format."""
-        stored, saved = await asyncio.gather(self._stored(), self._saved())
+        (stored, world), saved = await asyncio.gather(self._stored(), self._saved())
         registry = CollectorRegistry()
-        registry.register(_Fixed([*stored, *saved, *self._prompts(), *self._seen()]))
+        registry.register(_Fixed([*stored, *saved, *self._prompts(), *self._seen(world)]))
         body = generate_latest(self._ctx.meter.registry) + generate_latest(registry)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    async def _stored(self) -> list[Metric]:
-        """What the store says; whether it answers is a figure of its own."""
+    async def _stored(self) -> tuple[list[Metric], World | None]:
+        """What the store says, and that; whether it answers is a figure of its own."""
         up = GaugeMetricFamily("swapper_store_up", "1 while the store answers.")
         try:
             async with asyncio.timeout(READ_S):
@@ -58,10 +59,10 @@ class MetricsRoutes:
                 leases = await self._leases()
         except (StoreDown, TimeoutError):
             up.add_metric([], 0)
-            return [up]
+            return [up], None
         up.add_metric([], 1)
         where = await places(self._ctx, world)
-        return [up, leases, self._in_flight(world), self._conversations(where)]
+        return [up, leases, self._in_flight(world), self._conversations(where)], world
 
     async def _leases(self) -> Metric:
         """Leases that are not over, of each state and card; one that waits for any card has an empty `card`."""
@@ -134,12 +135,18 @@ class MetricsRoutes:
                 tokens.add_metric([tenant, kind], value)
         yield tokens
 
-    def _seen(self) -> Iterator[Metric]:
-        """What the agents see: the cards' VRAM where it was read, each tenant's state where it was observed."""
+    def _seen(self, world: World | None) -> Iterator[Metric]:
+        """What the agents see: the cards' VRAM where it was read, each tenant's state where it was observed.
+
+        What is foreign is known where processes are measured and the store says which of them leases name.
+        """
         vram = GaugeMetricFamily("swapper_vram_bytes", "The cards' memory.", labels=["card", "kind"])
         for card, reading in self._ctx.live.readings().items():
             for kind, value in _sizes(reading):
                 vram.add_metric([card, kind], value * _MIB)
+            if world is not None and "held" in reading and reading.get("pool") not in (None, "declared"):
+                foreign = foreign_mib(reading, self._ctx.spec.tenants, world, world.cards.get(card, Card(card)))
+                vram.add_metric([card, "foreign"], foreign * _MIB)
         states = GaugeMetricFamily("swapper_tenant_state", "1 for the state it is in.", labels=["tenant", "state"])
         for tenant, now in sorted(self._ctx.live.states().items()):
             for state in STATES:

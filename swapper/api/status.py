@@ -6,14 +6,14 @@ Invariant: one reading of the world per answer, so that its parts agree; nothing
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from typing import cast
+from collections.abc import Iterable
 
 from aiohttp import web
 
 from swapper import __version__
 from swapper.api import bodies
 from swapper.api.context import ApiContext
+from swapper.api.holders import holders_json
 from swapper.api.leases import view_lease
 from swapper.api.places import Places, places
 from swapper.api.problem import Problem
@@ -21,7 +21,6 @@ from swapper.api.views import (
     Json,
     card_json,
     conversation_json,
-    holder_json,
     index_json,
     iso,
     keeping_json,
@@ -180,14 +179,12 @@ class StatusRoutes:
         spec = self._ctx.spec.cards[name]
         card = world.cards.get(name, Card(name))
         reading = self._ctx.live.readings().get(name, {})
-        pids = _lease_pids(world, card)
-        seen = cast("Sequence[str]", reading.get("holders", ()))
         return card_json(
             card,
             reading=reading,
             capacity_mib=self._ctx.capacity_mib(name),
             total_mib=self._ctx.total_mib(spec),
-            holders=[holder_json(one, tenants=self._ctx.spec.tenants, lease_pids=pids) for one in seen],
+            holders=holders_json(reading, self._ctx.spec.tenants, world, card),
         )
 
     def _tenant_view(self, world: World, tenant: TenantSpec, swaps: tuple[Swap, ...], where: Places) -> Json:
@@ -223,12 +220,6 @@ class StatusRoutes:
             "oldest_at": iso(demand.oldest_ms),
             "explain": explain_demand(world, self._ctx.spec, demand.tenant) if known else None,
         }
-
-
-def _lease_pids(world: World, card: Card) -> set[int]:
-    """The processes that leases of the card name, also those of leases that ended and whose memory may still go."""
-    named = {lease.request.holder_pid for lease in world.leases.values() if lease.card == card.name}
-    return {pid for pid in named | {gone.pid for gone in card.departed} if pid is not None}
 
 
 def _conversations(tenant: str, swaps: Iterable[Swap]) -> tuple[Conversation, ...]:

@@ -6,8 +6,7 @@ tenants by name. Touches nothing.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
 from swapper.core.conversations import Conversation, Keeping
@@ -16,7 +15,6 @@ from swapper.snapshots.index import Index
 from swapper.snapshots.shelf import Judged
 
 Json = dict[str, object]
-_PROCESS = re.compile(r"pid (?P<pid>\d+)(?: \((?P<name>.*)\))?")
 _NO_ENV: Mapping[str, str | None] = {"CUDA_VISIBLE_DEVICES": None, "HIP_VISIBLE_DEVICES": None}
 
 
@@ -250,6 +248,7 @@ def card_json(
             "free_mib": reading.get("free_mib"),
         },
         "holders": list(holders),
+        "probe": {"pool": reading.get("pool"), "note": reading.get("note"), "unread": reading.get("unread")},
     }
 
 
@@ -264,20 +263,4 @@ def _troubles_json(card: Card) -> Json:
             tenant: {"reason": failure.reason, "count": failure.count, "retry_at": iso(failure.retry_ms)}
             for tenant, failure in card.failed.items()
         },
-    }
-
-
-def holder_json(seen: str, *, tenants: Collection[str], lease_pids: Collection[int]) -> Json:
-    """Who holds VRAM, from a reading's word for it: a tenant's id, `pid 12 (ffmpeg)` or `pid 12`, or just a name.
-
-    `foreign` is False for tenants and for the processes that leases name (`lease_pids`).
-    """
-    process = _PROCESS.fullmatch(seen)
-    pid = None if process is None else int(process["pid"])
-    tenant = seen if seen in tenants else None
-    return {
-        "name": seen if process is None else process["name"] or seen,
-        "pid": pid,
-        "tenant": tenant,
-        "foreign": tenant is None and pid not in lease_pids,
     }

@@ -20,7 +20,6 @@ from swapper.config.yamltext import Loc
 
 KINDS = kinds.SERVED | {"llama-router", "llama-server"}
 CONTROLS = frozenset({"attach", "command"})
-PROBES = frozenset({"declared"})
 LATER = "is not supported by this version"
 
 Said = tuple[Loc, str]
@@ -93,23 +92,39 @@ def _cards(document: Document) -> Iterator[Said]:
     for name, card in document.cards.items():
         loc: Loc = ("cards", name)
         yield from _card(card, loc)
-        for gpu in card.index or ():
-            other = owners.setdefault((card.host, gpu), name)
+        if len(set(card.gpus)) < len(card.gpus):
+            yield (*loc, "index" if card.index else "uuid"), "names a GPU twice; name each once"
+        for gpu in dict.fromkeys(card.gpus):
+            other = owners.setdefault((card.host, gpu.lower()), name)
             if other != name:
-                yield (*loc, "index"), f"GPU {gpu} is already in card {other}; a GPU belongs to one card"
+                key = "index" if card.index else "uuid"
+                yield (*loc, key), f"GPU {gpu} is already in card {other}; a GPU belongs to one card"
+    yield from _alike(document)
+
+
+def _alike(document: Document) -> Iterator[Said]:
+    """Cards that one probe would read as the same memory."""
+    first: dict[tuple[str, str], str] = {}
+    for name, card in document.cards.items():
+        if card.read_by == "declared":
+            continue
+        other = first.setdefault((card.host, card.read_by), name)
+        if other == name:
+            continue
+        if card.read_by == "unified":
+            yield ("cards", name), f"the machine's memory is already card {other}; make one card of the two"
+        elif not (card.gpus and document.cards[other].gpus):
+            said = f"{other} and {name} are both read by {card.read_by}: say which GPU each is, like index: 0"
+            yield ("cards", name), said
 
 
 def _card(card: CardEntry, loc: Loc) -> Iterator[Said]:
-    probe = card.probe or ("declared" if card.vram_mib is not None else None)
-    mend = "use probe: declared with vram: SIZE"
-    if probe is None:
-        yield loc, f"probe nvml {LATER}; {mend}"
-    elif probe not in PROBES:
-        yield (*loc, "probe"), f"probe: {probe} {LATER}; {mend}"
-    elif not card.vram_mib:
+    if card.read_by == "declared" and not card.vram_mib:
         yield loc, "probe: declared needs vram: SIZE, like vram: 24GiB"
-    elif card.reserve_mib >= card.vram_mib:
+    elif card.vram_mib is not None and card.reserve_mib >= card.vram_mib:
         yield (*loc, "reserve"), f"leaves nothing of {show_mib(card.vram_mib)}"
+    if card.index and card.uuid:
+        yield (*loc, "uuid"), "stands beside index; name the GPU by one of the two"
     if card.host != "main":
         yield (*loc, "host"), f"an agent on another host {LATER}; leave host out"
 
@@ -269,6 +284,8 @@ def _notices(document: Document, source: Source) -> Iterator[Said]:
 def _defaults(document: Document) -> Iterator[Said]:
     """Defaults are loaded at start when they fit, in the file's order: say which will not."""
     for card_name, card in document.cards.items():
+        if not card.vram_mib:
+            continue  # how much it has only its probe tells
         room = (card.vram_mib or 0) - card.reserve_mib
         taken = 0
         for server, entry in document.tenants.items():

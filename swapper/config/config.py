@@ -98,7 +98,8 @@ class Config:
     def spec(self) -> Spec:
         """What the core needs: cards, tenants (one a model) and the policy's numbers."""
         cards = {
-            name: CardSpec(name, card.vram_mib or 0, card.reserve_mib, card.host) for name, card in self.cards.items()
+            name: CardSpec(name, card.vram_mib or 0, card.reserve_mib, card.host, measured=not card.vram_mib)
+            for name, card in self.cards.items()
         }
         tenants = {
             tenant: self._tenant(server, one, cards[self.tenants[server].card])
@@ -108,13 +109,13 @@ class Config:
 
     def _tenant(self, server: str, found: Served, card: CardSpec) -> TenantSpec:
         entry, one = self.tenants[server], found.entry
-        whole = card.total_mib - card.reserve_mib
         return TenantSpec(
             id=found.tenant,
             server=server,
             card=entry.card,
             host=card.host,
-            need_mib=one.vram_mib if isinstance(one.vram_mib, int) else whole,
+            need_mib=one.vram_mib if isinstance(one.vram_mib, int) else card.whole_mib,
+            takes_all=not isinstance(one.vram_mib, int),
             kind=entry.kind,
             evict_never=entry.evict == "never",
             default=one.default,

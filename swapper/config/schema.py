@@ -139,13 +139,24 @@ class Auth(Section):
 
 
 class CardEntry(Section):
-    """A GPU or a named set of GPUs (`index`: one or several indexes or UUIDs)."""
+    """A GPU or a named set of GPUs (`index` or `uuid`: of one or several). Without `vram` its probe tells how much."""
 
     probe: Probe | None = None
     index: Annotated[tuple[str, ...], PlainValidator(_gpus)] | None = None
+    uuid: Annotated[tuple[str, ...], PlainValidator(_gpus)] | None = None
     vram_mib: Mib | None = Field(default=None, alias="vram")
     reserve_mib: Mib = Field(default=0, alias="reserve")
     host: Text = "main"
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """Its GPUs as the configuration names them; none: it does not."""
+        return self.index or self.uuid or ()
+
+    @property
+    def read_by(self) -> Probe:
+        """The probe that reads it: the one that is named, else `declared` where `vram` says what is to be counted."""
+        return self.probe or ("nvml" if self.vram_mib is None else "declared")
 
 
 class SnapshotsEntry(Section):

@@ -89,6 +89,8 @@ def _why_not(world: World, spec: Spec, lease: Lease, card: Card) -> str:
     need = lease.request.vram_mib or 0
     if card.name not in spec.cards:
         return f"card {card.name} is not configured any more"
+    if not spec.cards[card.name].total_mib:
+        return f"how much VRAM {card.name} has is not known yet, since its probe could not be read"
     if need > plan.capacity(spec, card.name):
         return f"{card.name} can never give {need} MiB (its capacity is {plan.capacity(spec, card.name)} MiB)"
     occupied = _occupied(world, spec, card)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from swapper.core.spec import Spec
 from swapper.core.types import Card, Step, StepOutcome, Swap
 
+UNKNOWN_MIB = 1 << 40
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -94,7 +96,12 @@ def _evictable(spec: Spec, tenant: str) -> int:
 
 
 def vacate_need(spec: Spec, card: Card, swap: Swap) -> int:
-    """MiB that must be seen free before the swap may go on: what comes, plus what partial leases were promised."""
+    """MiB that must be seen free before the swap may go on: what comes, plus what partial leases were promised.
+
+    More than any card has while nobody knows how much this one has.
+    """
+    if not spec.cards[card.name].total_mib:
+        return UNKNOWN_MIB
     if swap.grants and card.whole is not None:
         return capacity(spec, card.name)
     return needs(spec, swap.to) + held(card)

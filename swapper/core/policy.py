@@ -44,6 +44,8 @@ def choose(world: World, spec: Spec, card: Card, *, idle_since_ms: int) -> Choic
     """
     if card.swap is not None or (card.fault is not None and card.fault.retry_ms > world.now_ms):
         return None
+    if not spec.cards[card.name].total_mib:
+        return None
     if missing := tuple(h.tenant for h in card.holds if _is_missing(world, card, h)):
         return Choice("recovery", arriving=tuple(t for t in missing if t is not None))
     if card.whole is not None:

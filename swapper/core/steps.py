@@ -206,6 +206,11 @@ def prove_free(draft: Draft) -> None:
         "need_mib": plan.vacate_need(draft.spec, draft.card, draft.swap),
         "arriving": list(draft.swap.to),
         "departed": [asdict(d) for d in draft.card.departed],
+        "holding": [
+            {"pid": h.pid, "started": h.started, "tenant": h.tenant, "vram_mib": h.vram_mib}
+            for h in draft.card.holds
+            if h.granted and h.vram_mib is not None
+        ],
         "limit_ms": draft.spec.policy.vacate_ms,
         "now_ms": draft.now,
     }

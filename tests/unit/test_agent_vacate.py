@@ -16,7 +16,7 @@ from workers import vacate as vacate_module
 from workers.backend import Held, Owners, TenantState
 from workers.control.launcher import stat_of
 from workers.observe import Sight
-from workers.vacate import Left, VacateArgs, Vacated, vacate
+from workers.vacate import Holding, Left, VacateArgs, Vacated, vacate
 from workers.verbs import Outcome, Verbs
 from workers.vram.declared import Declared
 
@@ -233,3 +233,31 @@ async def test_the_probe_is_told_whose_the_processes_of_the_host_are() -> None:
     backends = {"llama": Knowing(), "other": RecordingBackend("other/x")}
     await Sight(backends, {}, {"gpu0": probe}).reading("gpu0", {})
     assert probe.owners == Owners({50: "llama/med"}, {"ab" * 32: "llama/big"})
+
+
+async def test_what_a_lease_that_stays_uses_of_its_promise_is_free_for_it_and_no_more() -> None:
+    probe = ScriptedProbe(12_000)
+    probe.held = (Held(60, 5_000, "ffmpeg", ((60, 9), (50, 7), (1, 1))),)
+
+    async def free(**holding: object) -> int:
+        leases = (Holding(vram_mib=4_000, **holding),)  # pyright: ignore[reportArgumentType]
+        return (await vacate(sight_of(probe), "gpu0", VacateArgs(99_999, 0, holding=leases))).free_mib
+
+    assert await free(pid=50, started=7) == 16_000
+    assert await free(pid=50) == 16_000
+    assert await free(pid=50, started=8) == 12_000
+    assert await free(pid=51) == 12_000
+    assert await free(tenant="comfyui") == 12_000
+    assert await free() == 16_000
+    probe.held = (Held(60, 3_000, "python", owner="comfyui"),)
+    assert await free(tenant="comfyui") == 15_000
+    assert await free() == 12_000
+
+
+async def test_what_a_departed_holder_still_holds_is_no_part_of_another_lease_s_promise(
+    holder: subprocess.Popen[bytes],
+) -> None:
+    probe = ScriptedProbe(12_000)
+    probe.held = (Held(holder.pid, 5_000, "cat", ((holder.pid, 9),)),)
+    args = VacateArgs(16_000, 0, left(holder.pid), holding=(Holding(vram_mib=4_000),))
+    assert (await vacate(sight_of(probe), "gpu0", args)).free_mib == 12_000

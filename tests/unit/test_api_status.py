@@ -33,6 +33,7 @@ from swapper.core.types import (
     World,
 )
 from tests.support.api import Served, key, served
+from workers.control.launcher import stat_of
 
 SWAP = Swap(
     id="sw_1",
@@ -147,6 +148,12 @@ async def test_an_unknown_path_is_a_problem_or_an_envelope(http: aiohttp.ClientS
         assert (answer.status, (await answer.json())["error"]["code"]) == (404, "not_found")
 
 
+def told(name: str, pid: int | None, **traits: object) -> dict[str, object]:
+    """A holder; without further words it is foreign."""
+    known = {"name": name, "pid": pid, "mib": None, "container": None, "tenant": None, "lease": None, "foreign": True}
+    return known | traits
+
+
 async def test_the_status_tells_cards_tenants_leases_and_demand(api: Served, http: aiohttp.ClientSession) -> None:
     api.live.tenants["llama/med"] = "loaded"
     api.live.cards["gpu0"] = {"total_mib": 24576, "used_mib": 6144, "free_mib": 18432, "holders": HOLDERS}
@@ -172,10 +179,10 @@ async def test_the_status_tells_cards_tenants_leases_and_demand(api: Served, htt
     )
     assert gpu0["vram"] == {"total_mib": 24576, "used_mib": 6144, "free_mib": 18432}
     assert gpu0["holders"] == [
-        {"name": "llama/med", "pid": None, "tenant": "llama/med", "foreign": False},
-        {"name": "ffmpeg (2)", "pid": 12, "tenant": None, "foreign": False},
-        {"name": "pid 13", "pid": 13, "tenant": None, "foreign": True},
-        {"name": "llama/other", "pid": None, "tenant": None, "foreign": True},
+        told("llama/med", None, tenant="llama/med", foreign=False),
+        told("ffmpeg (2)", 12, lease="ls_0", foreign=False),
+        told("pid 13", 13),
+        told("llama/other", None),
     ]
     assert gpu1["vram"] == {"total_mib": 8192, "used_mib": None, "free_mib": None}
     assert [(found["id"], found["position"]) for found in status["leases"]] == [(lease["id"], 1)]
@@ -344,7 +351,51 @@ async def test_the_process_a_lease_names_is_not_foreign(api: Served, http: aioht
     await api.grant(lease["id"])
     async with http.get("/api/cards/gpu0") as answer:
         holders = (await answer.json())["holders"]
-    assert holders == [{"name": "blender", "pid": os.getpid(), "tenant": None, "foreign": False}]
+    assert holders == [told("blender", os.getpid(), lease=lease["id"], foreign=False)]
+
+
+async def test_a_measured_process_is_its_tenant_s_its_lease_s_or_foreign(
+    api: Served, http: aiohttp.ClientSession
+) -> None:
+    async with http.post("/api/leases", json={"card": "gpu0", "holder_pid": os.getpid()}) as answer:
+        lease = (await answer.json())["id"]
+    await api.grant(lease)
+    stat = stat_of(os.getpid())
+    assert stat is not None
+    ours, box = [os.getpid(), stat[3]], "ab" * 32
+    api.live.cards["gpu0"] = {
+        "holders": ["words"],
+        "held": [
+            {"pid": 7, "mib": 6_000, "name": "llama-server", "line": [[7, 1]], "containers": [], "owner": "llama/med"},
+            {"pid": 8, "mib": None, "name": "sh", "line": [[8, 1]], "containers": [], "owner": "llama"},
+            {"pid": 9, "mib": 300, "name": "ffmpeg", "line": [[9, 5], [10, 4], ours], "containers": [], "owner": None},
+            {"pid": 11, "mib": 40, "name": "x", "line": [[11, 5], [ours[0], ours[1] - 1]], "owner": None},
+            {"pid": 12, "mib": 70, "name": "python", "line": [], "containers": ["cd" * 32, box], "owner": None},
+        ],
+        "pool": "vram",
+    }
+    async with http.get("/api/cards/gpu0") as answer:
+        card = await answer.json()
+    assert card["holders"] == [
+        told("llama/med", 7, mib=6_000, tenant="llama/med", foreign=False),
+        told("llama", 8, foreign=False),
+        told("ffmpeg", 9, mib=300, lease=lease, foreign=False),
+        told("x", 11, mib=40),
+        told("python", 12, mib=70, container=box),
+    ]
+    assert card["probe"] == {"pool": "vram", "note": None, "unread": None}
+    async with http.get("/metrics") as answer:
+        assert 'swapper_vram_bytes{card="gpu0",kind="foreign"} 1.1534336e+08' in await answer.text()
+
+
+async def test_a_card_that_cannot_be_read_says_why_and_tells_no_older_figures(
+    api: Served, http: aiohttp.ClientSession
+) -> None:
+    api.live.cards["gpu0"] = {"unread": "the NVIDIA driver is not loaded; load it"}
+    async with http.get("/api/cards/gpu0") as answer:
+        card = await answer.json()
+    assert card["vram"] == {"total_mib": 24 * 1024, "used_mib": None, "free_mib": None}
+    assert card["probe"]["unread"] == "the NVIDIA driver is not loaded; load it"
 
 
 async def test_events_without_following_end_with_what_is_retained(http: aiohttp.ClientSession) -> None:

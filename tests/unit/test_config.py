@@ -150,7 +150,6 @@ def test_off_is_a_word_and_not_a_truth_value() -> None:
     [
         ("kind: llama-router", "kind: comfyui", "tenants.llama.kind: kind: comfyui is not supported by this version"),
         ("control: command", "control: docker", "tenants.llama.control: control: docker is not supported by this"),
-        ("probe: declared", "probe: amdgpu", "cards.gpu0.probe: probe: amdgpu is not supported by this version"),
         ("index: 0", "host: attic", "cards.gpu0.host: an agent on another host is not supported by this version"),
         ("listen: 127.0.0.1:9292", "notify: [ntfy://x/y]", "notify: notify is not supported by this version"),
     ],
@@ -297,6 +296,60 @@ def test_two_servers_do_not_share_a_slot_folder(slot_dir: str) -> None:
 )
 def test_two_servers_with_nothing_in_common_are_two_entries(url: str, slot_dir: str, strategy: str) -> None:
     assert list(parsed(second(url, slot_dir, strategy)).tenants) == ["llama", "other"]
+
+
+MEASURED = GOOD.replace("probe: declared, index: 0, vram: 24GiB", "probe: nvml, index: 0")
+
+
+def test_what_a_measured_card_has_is_left_to_its_probe_and_what_takes_all_of_it_grows_with_that() -> None:
+    spec = parsed(MEASURED.replace("vram: 512MiB", "vram: all, default: true")).spec()
+    assert (spec.cards["gpu0"].total_mib, spec.tenants["llama/small"].need_mib) == (0, 0)
+    known = spec.learned({"gpu0": 16_384})
+    assert known.cards["gpu0"] == CardSpec("gpu0", 16_384, 512, measured=True)
+    assert known.tenants["llama/small"].need_mib == 16_384 - 512
+    assert known.tenants["llama/qwen3.6-27b"].need_mib == 19_968
+    assert known.learned({"gpu0": 16_384}) is known
+    assert known.learned({"gpu0": 0, "other": 5}) is known
+
+
+def test_what_the_configuration_says_a_card_has_no_probe_corrects() -> None:
+    spec = parsed(GOOD.replace("probe: declared", "probe: nvml")).spec()
+    assert spec.learned({"gpu0": 99}) is spec
+
+
+@pytest.mark.parametrize(
+    ("card", "gpus"),
+    [
+        ("{probe: nvml}", ()),
+        ("{probe: nvml, index: [0, 1]}", ("0", "1")),
+        ("{probe: nvml, uuid: GPU-1}", ("GPU-1",)),
+        ("{probe: amdgpu, uuid: '0000:03:00.0'}", ("0000:03:00.0",)),
+        ("{reserve: 1GiB}", ()),
+        ("{probe: unified}", ()),
+    ],
+)
+def test_cards_are_measured_by_index_by_uuid_or_as_the_only_one(card: str, gpus: tuple[str, ...]) -> None:
+    found = parsed(f"cards: {{gpu0: {card}}}\n").cards["gpu0"]
+    assert (found.gpus, found.read_by) == (gpus, found.probe or "nvml")
+
+
+@pytest.mark.parametrize(
+    ("cards", "said"),
+    [
+        ("{a: {probe: nvml, index: [0, 0]}}", "cards.a.index: names a GPU twice; name each once"),
+        ("{a: {probe: nvml, index: 0, uuid: GPU-1}}", "cards.a.uuid: stands beside index; name the GPU by one of the"),
+        ("{a: {probe: nvml, uuid: GPU-1}, b: {probe: nvml, uuid: gpu-1}}", "cards.b.uuid: GPU gpu-1 is already in"),
+        ("{a: {probe: nvml, index: 0}, b: {probe: nvml}}", "cards.b: a and b are both read by nvml: say which GPU"),
+        ("{a: {probe: unified}, b: {probe: unified}}", "cards.b: the machine's memory is already card a; make one"),
+        ("{a: {probe: nvml, vram: 4GiB, reserve: 4GiB}}", "cards.a.reserve: leaves nothing of 4 GiB"),
+    ],
+)
+def test_cards_that_would_be_the_same_memory_are_told(cards: str, said: str) -> None:
+    assert said in problems(f"cards: {cards}\n")[0]
+
+
+def test_whether_defaults_fit_a_measured_card_is_not_judged_before_it_is_read() -> None:
+    assert parsed(MEASURED.replace("vram: 512MiB", "vram: 512MiB, default: true")).notices == ()
 
 
 def test_a_gpu_belongs_to_one_card() -> None:
