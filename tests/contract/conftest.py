@@ -14,6 +14,7 @@ import pytest
 
 from swapper.demo.models import make_models
 from tests.contract.talk import Talk
+from tests.support.dockerd import Dockerd, needed
 from tests.support.fake_server import FakeServer, fake_processes
 from tests.support.plain import PlainServer
 from tests.support.router import RealRouter
@@ -198,3 +199,15 @@ async def backend(world: World, tmp_path: Path) -> AsyncIterator[Backend]:
         yield backend
     finally:
         await backend.close()
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dockerd]:
+    """A Docker engine with busybox; each test has containers of its own."""
+    needed()
+    engine = Dockerd(tmp_path_factory.mktemp("engine"))
+    try:
+        engine.start().busybox()
+        yield engine
+    finally:
+        engine.stop()

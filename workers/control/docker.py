@@ -1,0 +1,257 @@
+"""Control `docker`: a container that exists already is started and stopped; nothing here makes or removes one.
+
+Invariant: it counts as gone only when the engine says that it does not run and its process is gone; an engine that
+does not answer says nothing. A paused container is there. Stopping it is by hand, which the engine remembers until it
+begins anew: one with `restart: always` comes back then, and is told of as such.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any, cast
+
+from swapper.errors import BackendDown, BackendError, BackendRefused
+from workers.control import ExitStatus, Phase, Seen, launcher
+from workers.control.container import Container
+from workers.control.engine import Engine
+from workers.control.pulse import Pulse
+
+_NOT_FOUND = 404
+_ID = re.compile(r"[0-9a-f]{12,64}")
+_PROJECT, _SERVICE = "com.docker.compose.project", "com.docker.compose.service"
+_KILL_S = 10.0
+_POLL_S = 0.02
+_EARLY_S = 1.0
+
+
+class DockerControl:
+    """The container of the server `name`: by its name, its id, or as `PROJECT/SERVICE` of Compose."""
+
+    def __init__(self, name: str, container: str, engine: Engine | None = None) -> None:
+        self._name = name
+        self._container = container
+        self._engine = engine or Engine()
+        self._pulse = Pulse()
+        self._acting = asyncio.Lock()
+        self._seeing = threading.Lock()
+        self._looks = count(1)
+        self._shown = 0
+        self._last: Container | Phase = Phase.UNREACHABLE
+        self._stopped_at: int | None = None
+        self._note: str | None = None
+        self._before_s: float | None = None
+
+    # What changes something.
+
+    async def ensure(self) -> None:
+        """Start the container where it does not run, go on with it where it is paused. Raises BackendError."""
+        async with self._acting:
+            self._stopped_at = None
+            try:
+                await self._start()
+            except BackendRefused as refused:
+                if refused.status != _NOT_FOUND:
+                    raise BackendRefused(f"{self._container} cannot be started: {refused}") from refused
+                await self._start()  # it was made anew under its name meanwhile
+        self._pulse.beat()
+
+    async def _start(self) -> None:
+        found = await self._found()
+        if found.paused:
+            await self._engine.ask(lambda client: client.unpause(found.id), acts=True)
+        elif not found.running:
+            self._before_s = found.ended_s
+            await self._engine.ask(lambda client: client.start(found.id), acts=True)
+        await self._found()
+
+    async def stop(self, grace_ms: int = 10_000) -> None:
+        """Stop it, by KILL after `grace_ms` or its own longer time; returns once its process is gone."""
+        async with self._acting:
+            self._note = None
+            found = await self._find()
+            if found is not None and found.running:
+                await self._stop(found, max(math.ceil(grace_ms / 1000), found.stop_timeout_s))
+            self._stopped_at = self._engine.losses
+        self._pulse.beat()
+
+    async def _stop(self, found: Container, grace_s: int) -> None:
+        if found.paused:
+            await self._unpaused(found.id)
+        try:
+            await self._engine.ask(lambda client: client.stop(found.id, timeout=grace_s), acts=True)
+        except BackendRefused as refused:
+            if refused.status != _NOT_FOUND:
+                raise BackendRefused(f"{self._container} cannot be stopped: {refused}") from refused
+        after = await self._find()
+        if after is not None and after.id == found.id and after.running:
+            raise BackendError(f"the container {found.name} was stopped and runs: somebody started it meanwhile")
+        if after is not None and after.was_killed and after.id == found.id:
+            self._note = (
+                f"the container {found.name} did not end on {found.stop_signal} and was killed after {grace_s} s: "
+                "its first process does not handle it (init: true, or a stop_signal that it does, spares the wait)"
+            )
+        await self._vanished(found)
+
+    async def _unpaused(self, container: str) -> None:
+        """What is frozen can handle no signal. One that is not paused any more is as well."""
+        try:
+            await self._engine.ask(lambda client: client.unpause(container), acts=True)
+        except BackendRefused:
+            return
+
+    async def _vanished(self, found: Container) -> None:
+        """Its first process is gone a moment after the engine said so, or hangs in the kernel."""
+        for _ in range(round(_KILL_S / _POLL_S)):
+            if found.process is None or not launcher.lives(*found.process):
+                return
+            await asyncio.sleep(_POLL_S)
+        assert found.process is not None
+        raise BackendError(f"{found.name} was stopped, and its process {found.process[0]} hangs in the kernel")
+
+    async def restart(self, grace_ms: int = 10_000) -> None:
+        """Stop it and start it again."""
+        await self.stop(grace_ms)
+        await self.ensure()
+
+    # What only looks.
+
+    async def look(self) -> Seen:
+        """Ask the engine now."""
+        try:
+            found = await self._find()
+        except BackendDown as down:
+            return Seen(Phase.UNREACHABLE, str(down))
+        except BackendError as error:
+            return Seen(Phase.MISSING, str(error))
+        if found is None:
+            return Seen(Phase.MISSING, self._missing())
+        seen = found.seen()
+        anew = self._stopped_at is not None and self._stopped_at != self._engine.losses
+        if anew and found.running and found.always_back:
+            return Seen(seen.phase, seen.why, seen.run, seen.pids, seen.containers, came_back=True)
+        return seen
+
+    def changes(self) -> AsyncIterator[None]:
+        """One item at once, then one whenever the engine told of its containers, went away or came back."""
+        self._engine.listen(self._heard)
+        return self._pulse.beats()
+
+    def _heard(self, event: dict[str, Any] | None) -> None:
+        """In the thread of the events: see for ourselves first, for who asks without waiting."""
+        del event  # by name or service it may be one that was made just now, so each counts
+        look = next(self._looks)
+        with suppress(BackendError):
+            self._show(self._engine.ask_now(self._inspected), look)
+        self._pulse.beat_from_anywhere()
+
+    def notes(self) -> str | None:
+        """Whether the last stop was by KILL."""
+        return self._note
+
+    async def close(self) -> None:
+        """Let go of the engine."""
+        await self._engine.close()
+
+    def alive(self) -> bool | None:
+        """Whether it runs, as last seen; None while the engine does not answer."""
+        last = self._last
+        return last.alive() if isinstance(last, Container) else (False if last is Phase.MISSING else None)
+
+    def pid(self) -> int | None:
+        """Its first process while it lives, where it is one of this machine's."""
+        last = self._last
+        process = last.process if isinstance(last, Container) else None
+        return process[0] if process is not None and launcher.lives(*process) else None
+
+    def exit_status(self) -> ExitStatus | None:
+        """How it ended, as last seen."""
+        return self._last.exit_status() if isinstance(self._last, Container) else None
+
+    def log_tail(self, n: int) -> list[str] | None:
+        """The last lines of its last run. Blocking; None where its log cannot be read."""
+        last = self._last
+        if not isinstance(last, Container):
+            return None
+        # What a process says first may be older than the start that the engine writes down.
+        since = last.started_s - _EARLY_S if self._before_s is None else self._before_s
+
+        def logs(client: Any) -> bytes:  # noqa: ANN401
+            return cast("bytes", client.logs(last.id, tail=n, since=max(0.001, since)))
+
+        try:
+            return self._engine.ask_now(logs).decode(errors="replace").splitlines()[-n:]
+        except BackendError:
+            return None
+
+    def log_path(self) -> Path | None:
+        """Its log is the engine's."""
+        return None
+
+    async def problems(self) -> list[str]:
+        """What would keep it from being started and stopped, each with how it is mended."""
+        try:
+            found = await self._find()
+        except BackendError as error:
+            return [str(error)]
+        return [] if found is not None else [self._missing()]
+
+    # The container.
+
+    async def _found(self) -> Container:
+        found = await self._find()
+        if found is None:
+            raise BackendRefused(self._missing())
+        return found
+
+    async def _find(self) -> Container | None:
+        """Ask the engine; None where there is no such container. Raises BackendError."""
+        self._engine.listen(self._heard)
+        look = next(self._looks)
+        try:
+            found = await self._engine.ask(self._inspected)
+        except BackendRefused as refused:
+            self._show(Phase.MISSING, look)
+            if refused.status == _NOT_FOUND:
+                return None
+            raise
+        except BackendError:
+            self._show(Phase.UNREACHABLE, look)
+            raise
+        self._show(found, look)
+        return found
+
+    def _show(self, found: Container | Phase, look: int) -> None:
+        """An older look never takes the place of a younger one."""
+        with self._seeing:
+            if look > self._shown:
+                self._shown, self._last = look, found
+
+    def _inspected(self, client: Any) -> Container:  # noqa: ANN401
+        project, slash, service = self._container.partition("/")
+        if not slash:
+            return Container.of(client.inspect_container(self._container))
+        labels = [f"{_PROJECT}={project}", f"{_SERVICE}={service}"]
+        listed = cast("Sequence[dict[str, Any]]", client.containers(all=True, filters={"label": labels}))
+        if len(listed) > 1:
+            names = ", ".join(sorted(one["Names"][0].lstrip("/") for one in listed))
+            said = f"several containers are {self._container} of Compose: {names}"
+            raise BackendRefused(f"{said}; write the name of the one that is meant as container:")
+        if not listed:
+            raise BackendRefused(self._missing(), _NOT_FOUND)
+        return Container.of(client.inspect_container(listed[0]["Id"]))
+
+    def _missing(self) -> str:
+        project, slash, service = self._container.partition("/")
+        if slash:
+            make = f"docker compose -p {project} create {service}"
+            return f"there is no container of the service {service} in the Compose project {project}: {make}"
+        if _ID.fullmatch(self._container):
+            return f"the container {self._container} was removed: write its name, which outlives that, or the new id"
+        return f"there is no container {self._container}: create it (docker create), or correct container:"
