@@ -39,6 +39,8 @@ from swapper.gateway.member import Member
 from swapper.gateway.pipe import open_session
 from swapper.gateway.resume import resume
 from swapper.gateway.written import Written
+from swapper.notify.notifier import Notifier
+from swapper.notify.post import send
 from swapper.ourselves import Ourselves
 from swapper.probes import Devices, look, probes_of, totals
 from swapper.slotclaim import claimed
@@ -215,6 +217,18 @@ async def _agent(
     stack.push_async_callback(agent.close)
     await agent.claim()
     return agent
+
+
+async def _notifier(
+    config: Config, owner: str, store: RedisStore, stack: AsyncExitStack, failed: asyncio.Future[str]
+) -> None:
+    """Started before anything is logged that is to be told."""
+    if not config.recipients:
+        return
+    notifier = Notifier(store, config.recipients, owner, send)
+    await notifier.begin()
+    stack.push_async_callback(notifier.close)
+    await background(stack, failed, notifier.run(), "notifier")
 
 
 async def _join(folder: StateFolder, store: RedisStore) -> str:

@@ -92,6 +92,11 @@ class Agent:
         self._must_greet = True
         self._running: asyncio.Task[None] | None = None
 
+    @property
+    def owner(self) -> str:
+        """Whose the marks are: the same in each run on them, and in no other."""
+        return self._marks.owner
+
     async def claim(self) -> None:
         """Have the host before anything of it is touched. Raises ConfigError where another agent has it, StoreDown."""
         await self._claim.take()

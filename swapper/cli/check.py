@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import shutil
+import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from swapper.config.advice import advise, advise_live, model_options
 from swapper.config.served import ONE_MODEL, served
 from swapper.errors import ConfigError, StoreDown
 from swapper.foresee import losses
+from swapper.notify.post import look, send, trial_message
 from swapper.slotclaim import taken
 
 _TIMEOUT_S = 5.0
@@ -44,14 +46,17 @@ class Finding:
 
 @click.command(epilog="Example: swapper check -c swapper.yaml")
 @click.option("-c", "--config", "path", type=click.Path(path_type=Path), help=f"The configuration file; {SEARCHED}.")
+@click.option("--notify", is_flag=True, help="Send a test message to everybody in notify as well.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def check(path: Path | None, as_json: bool) -> None:
+def check(path: Path | None, notify: bool, as_json: bool) -> None:
     """Say what would fail with this configuration, and how to mend it.
 
     Exit status 0 (warnings at most), 1 (an error), 2 (the configuration cannot be read at all).
     """
     config = load(path, os.environ)
     found = asyncio.run(examine(config, os.environ))
+    untold = asyncio.run(_try_recipients(config)) if notify else []
+    found = [*untold, *found]
     errors = sum(one.error for one in found)
     if as_json:
         problems = [{"level": "error" if one.error else "warning", "text": one.text} for one in found]
@@ -60,6 +65,8 @@ def check(path: Path | None, as_json: bool) -> None:
         for one in found:
             click.echo(f"{'error' if one.error else 'warning'}: {one.text}")
         where = config.path or "the environment"
+        if notify and config.recipients:
+            click.echo(f"{_count(len(config.recipients) - len(untold), 'test message')} sent")
         counts = f"{_count(errors, 'error')}, {_count(len(found) - errors, 'warning')}"
         click.echo(f"{where}: {counts}; {_inventory(config)}")
     raise SystemExit(1 if errors else 0)
@@ -72,6 +79,7 @@ async def examine(config: Config, environ: Mapping[str, str]) -> list[Finding]:
     if not config.keys and not config.listen[0].startswith(("127.", "localhost", "::1")):
         text = f"listen: {config.document.listen} without auth.keys: whoever reaches the port may take the cards"
         found.append(Finding(False, f"{text}; add keys, or listen on 127.0.0.1"))
+    found += [one async for one in _recipients(config)]
     found += [Finding(True, text) for text in taken(config)]
     for server in config.tenants:
         lost = await asyncio.to_thread(losses, config, server, environ)
@@ -80,6 +88,29 @@ async def examine(config: Config, environ: Mapping[str, str]) -> list[Finding]:
     for server, entry in config.tenants.items():
         found += [one async for one in _server(config, server, entry, environ)]
     return sorted(dict.fromkeys(found), key=lambda one: not one.error)
+
+
+async def _recipients(config: Config) -> AsyncIterator[Finding]:
+    """What apprise makes of the addresses of `notify`; nothing is sent."""
+    for one, looked in zip(config.recipients, await asyncio.gather(*map(look, config.recipients)), strict=True):
+        if looked.problem is not None:
+            yield Finding(True, f"{one.name}: {looked.problem}")
+        elif looked.secret and one.in_file:
+            text = f"{one.name}: the address holds a secret, which whoever reads the file then knows"
+            yield Finding(False, f"{text}; write {{url_env: NAME}} or {{url_file: PATH}}")
+
+
+async def _try_recipients(config: Config) -> list[Finding]:
+    """Send each a test message; what became of it where it did not arrive."""
+    message = trial_message(time.time_ns() // 1_000_000)
+    sent = await asyncio.gather(*(send(one, message) for one in config.recipients))
+    if not sent:
+        return [Finding(True, "notify: nobody is to be told; write whom, like notify: [ntfy://ntfy.lan/gpu]")]
+    return [
+        Finding(True, f"{one.name}: the test message was not sent: {why}; correct the address, or start that server")
+        for one, why in zip(config.recipients, sent, strict=True)
+        if why is not None
+    ]
 
 
 async def _store(config: Config) -> AsyncIterator[Finding]:

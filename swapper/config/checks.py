@@ -60,6 +60,7 @@ def check(document: Document, source: Source, environ: Mapping[str, str]) -> Fou
     problems = [
         *_sections(document),
         *_redis(document, source),
+        *_notify(document, source),
         *_cards(document),
         *_tenants(document, source, environ),
         *_shared(document),
@@ -69,7 +70,7 @@ def check(document: Document, source: Source, environ: Mapping[str, str]) -> Fou
 
 
 def _sections(document: Document) -> Iterator[Said]:
-    for name in ("notify", "recipes", "windows"):
+    for name in ("recipes", "windows"):
         if getattr(document, name):
             yield (name,), f"{name} {LATER}; remove it"
 
@@ -83,6 +84,14 @@ def _redis(document: Document, source: Source) -> Iterator[Said]:
         yield loc, "must be redis://, rediss:// or unix://, or null for the embedded store"
     elif ":" in rest.rpartition("@")[0] and loc not in source.variables:
         yield loc, "a password does not belong in the file; set the whole address in SWAPPER__REDIS"
+
+
+def _notify(document: Document, source: Source) -> Iterator[Said]:
+    for index, entry in enumerate(document.notify):
+        loc: Loc = ("notify", index)
+        authority = (entry.url or "").partition("://")[2].partition("/")[0]
+        if ":" in authority.rpartition("@")[0] and source.line(loc):
+            yield loc, "a password does not belong in the file; write {url_env: NAME} or {url_file: PATH}"
 
 
 def _cards(document: Document) -> Iterator[Said]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swapper.config.keys import ApiKey
+from swapper.config.recipients import Recipient
 from swapper.config.schema import (
     CardEntry,
     Document,
@@ -29,13 +30,15 @@ class Config:
     """A valid configuration.
 
     `folder` (absolute) is where relative paths and commands of it start; `path` is its file, None without one.
-    `notices` are sentences about settings that are accepted but that this version does not act on, with their lines.
+    `recipients` are told what a person should know. `notices` are sentences about settings that are accepted but that
+    this version does not act on, with their lines.
     """
 
     document: Document
     folder: Path
     path: Path | None
     keys: tuple[ApiKey, ...]
+    recipients: tuple[Recipient, ...] = ()
     notices: tuple[str, ...] = ()
 
     @property

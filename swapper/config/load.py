@@ -18,6 +18,7 @@ from pydantic_core import ErrorDetails
 from swapper.config.checks import check
 from swapper.config.config import Config
 from swapper.config.keys import resolve_keys
+from swapper.config.recipients import resolve_recipients
 from swapper.config.schema import Document
 from swapper.config.source import PREFIX, Source, read
 from swapper.config.yamltext import Loc
@@ -86,12 +87,13 @@ def loads(
     keys, key_problems = resolve_keys(document.auth, environ)
     if not judge:
         return Config(document=document, folder=folder, path=path, keys=tuple(key for key in keys if key.secret))
+    recipients, recipient_problems = resolve_recipients(document.notify, environ)
     found = check(document, source, environ)
-    problems = key_problems + found.problems
+    problems = key_problems + recipient_problems + found.problems
     if problems:
         raise ConfigError(_ordered(source, problems))
     notices = tuple(source.problem(loc, said) for loc, said in found.notices)
-    return Config(document=document, folder=folder, path=path, keys=keys, notices=notices)
+    return Config(document=document, folder=folder, path=path, keys=keys, recipients=recipients, notices=notices)
 
 
 def _ordered(source: Source, problems: Iterable[tuple[Loc, str]]) -> list[str]:

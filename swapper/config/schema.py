@@ -138,6 +138,19 @@ class Auth(Section):
     keys: tuple[KeyEntry, ...] = ()
 
 
+class NotifyEntry(Section):
+    """A server to tell, by its apprise URL (`url`, or written plainly), or where that is found: it may be a secret."""
+
+    url: Annotated[str, Field(strict=True)] | None = Field(default=None, repr=False)
+    url_env: Text | None = None
+    url_file: FilePath | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain(cls, value: object) -> object:
+        return {"url": value} if isinstance(value, str | int) else value
+
+
 class CardEntry(Section):
     """A GPU or a named set of GPUs (`index` or `uuid`: of one or several). Without `vram` its probe tells how much."""
 
@@ -303,7 +316,7 @@ class Document(Section):
     state_dir: FilePath = Field(default=cast("Path", "~/.local/state/swapper"), validate_default=True)
     redis: Text | None = None
     auth: Auth = Auth()
-    notify: tuple[Text, ...] = ()
+    notify: tuple[NotifyEntry, ...] = ()
     cards: dict[str, CardEntry]
     tenants: dict[str, TenantEntry] = Field(default_factory=dict)
     recipes: dict[str, RecipeEntry] = Field(default_factory=dict)

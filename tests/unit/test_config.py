@@ -151,7 +151,6 @@ def test_off_is_a_word_and_not_a_truth_value() -> None:
         ("kind: llama-router", "kind: comfyui", "tenants.llama.kind: kind: comfyui is not supported by this version"),
         ("control: command", "control: docker", "tenants.llama.control: control: docker is not supported by this"),
         ("index: 0", "host: attic", "cards.gpu0.host: an agent on another host is not supported by this version"),
-        ("listen: 127.0.0.1:9292", "notify: [ntfy://x/y]", "notify: notify is not supported by this version"),
     ],
 )
 def test_what_this_version_cannot_do_is_refused_in_words(old: str, new: str, said: str) -> None:
