@@ -9,7 +9,7 @@ only through its Link, so that it runs in the coordinator's process or in one of
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Protocol, TypeVar
@@ -91,6 +91,14 @@ class Agent:
         self._greeted = asyncio.Event()
         self._must_greet = True
         self._running: asyncio.Task[None] | None = None
+
+    async def sure(self) -> None:
+        """Return while this host is surely ours: see `Claim.sure`."""
+        await self._claim.sure()
+
+    def know_holders(self, holder_of: Callable[[str], tuple[int, int] | None]) -> None:
+        """From now on a lease's end is seen by the process (pid, start) that runs under it, where we run one."""
+        self._verbs.holder_of = holder_of
 
     @property
     def owner(self) -> str:

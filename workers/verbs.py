@@ -22,7 +22,7 @@ from swapper.core.types import Command, Step
 from swapper.errors import BackendBusy, BackendError, BackendRefused
 from workers.backend import Backend, Loaded, Quiesced, Room, SaveArgs, SaveUnsupported, Talk
 from workers.observe import Sight
-from workers.vacate import VacateArgs, vacate
+from workers.vacate import Left, VacateArgs, vacate
 
 ArgsT = TypeVar("ArgsT")
 
@@ -74,6 +74,8 @@ class Verbs:
     ) -> None:
         self._backends = backends
         self._sight = sight
+        self.holder_of: Callable[[str], tuple[int, int] | None] = lambda _: None
+        """The process (pid, start) that runs under a lease for us; None where we run none under it."""
         self._on_tenant: Mapping[str, Callable[[Backend, str, Command], Awaitable[Outcome]]] = {
             Step.DRAIN: _drain,
             Step.SAVE: _save,
@@ -102,10 +104,16 @@ class Verbs:
             raise BackendRefused(f"{command.tenant} is not configured on this host")
         return self._backends[server], command.tenant
 
+    def _named(self, left: Left) -> Left:
+        """With its process, where that is known here."""
+        found = self.holder_of(left.lease) if left.pid is None else None
+        return left if found is None else msgspec.structs.replace(left, pid=found[0], started=found[1])
+
     async def _vacate(self, command: Command) -> Outcome:
         if command.card not in self._sight.cards:
             raise BackendRefused(f"card {command.card} is not configured on this host")
         args = _args(command, VacateArgs)
+        args = msgspec.structs.replace(args, departed=tuple(map(self._named, args.departed)))
         seen = await vacate(self._sight, command.card, args)
         if seen.free:
             return Outcome(True, data={"free_mib": seen.free_mib})

@@ -1,4 +1,4 @@
-"""The HTTP API: leases, status, swaps, events, snapshots, metrics, health.
+"""The HTTP API: leases, jobs, status, swaps, events, snapshots, metrics, health.
 
 `app.py` adds `routes` and `middlewares` to its application.
 """
@@ -12,6 +12,7 @@ from swapper.api.auth import auth_middleware
 from swapper.api.context import ApiContext, Live
 from swapper.api.errors import error_middleware
 from swapper.api.events import EventRoutes
+from swapper.api.jobs import JobRoutes
 from swapper.api.leases import LeaseRoutes
 from swapper.api.metrics import MetricsRoutes
 from swapper.api.problem import Problem
@@ -23,7 +24,14 @@ __all__ = ["ApiContext", "Live", "Problem", "middlewares", "routes"]
 
 def routes(ctx: ApiContext) -> list[web.RouteDef]:
     """Every route of the API; call `ctx.close()` when the server shuts down, before it waits for handlers."""
-    rooms = (LeaseRoutes(ctx), StatusRoutes(ctx), EventRoutes(ctx), SnapshotRoutes(ctx), MetricsRoutes(ctx))
+    rooms = (
+        LeaseRoutes(ctx),
+        StatusRoutes(ctx),
+        EventRoutes(ctx),
+        SnapshotRoutes(ctx),
+        JobRoutes(ctx),
+        MetricsRoutes(ctx),
+    )
     return [route for room in rooms for route in room.table()]
 
 

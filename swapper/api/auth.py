@@ -64,6 +64,12 @@ def may_act_for(request: web.Request, owner: str) -> bool:
     return request["owner"] == owner or "admin" in request["scopes"]
 
 
+def class_or_default(request: web.Request, klass: WorkClass | None) -> WorkClass:
+    """The class asked for; else `normal`, or the key's own default where the key may not use that. Problem 403."""
+    fallback = WorkClass.NORMAL if WorkClass.NORMAL in request["classes"] else request["default_class"]
+    return check_class(request, klass or fallback)
+
+
 def check_class(request: web.Request, klass: WorkClass) -> WorkClass:
     """The class, if the caller's key allows it; else Problem 403."""
     classes: frozenset[WorkClass] = request["classes"]

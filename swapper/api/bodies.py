@@ -83,6 +83,16 @@ class HeartbeatBody(BaseModel):
     progress: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
+class JobBody(BaseModel):
+    """`POST /api/jobs`. `params` by name; their types are the recipe's."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True)
+
+    recipe: Annotated[str, Field(max_length=200)]
+    params: dict[str, str | int | float] = Field(default_factory=dict)
+    klass: Annotated[WorkClass | None, Field(alias="class")] = None
+
+
 async def read_body(request: web.Request, model: type[_Model]) -> _Model:
     """The request's JSON as `model`; raises Problem 400, 408, 413, 415 or 422."""
     raw = await _read_limited(request)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from swapper.api.meter import Meter
 from swapper.api.tail import Tail
@@ -18,6 +18,9 @@ from swapper.core.spec import CardSpec, Spec
 from swapper.snapshots.index import Index
 from swapper.snapshots.shelf import Shelf
 from swapper.store.protocol import Store
+
+if TYPE_CHECKING:
+    from swapper.jobs.runner import Jobs
 
 
 class Live(Protocol):
@@ -44,7 +47,7 @@ class ApiContext:
     (`Config.models()`), `webhook_hosts` the hosts a lease may name in `webhook`. `shelves`: the saved conversations of
     each server that keeps any; `index`: what this process's gateway knows of conversations, `drop_requests` makes it
     forget the texts of a tenant's; `n_slots`: slots of a tenant where its preset tells; `whose`: what of swapper's own
-    a process is (blocking), None for anybody else's.
+    a process is (blocking), None for anybody else's. `jobs`: who runs them, None before it does.
     """
 
     store: Store
@@ -61,6 +64,7 @@ class ApiContext:
     whose: Callable[[int], str | None] = lambda _: None
     keepalive_s: float = 15.0
     meter: Meter = field(default_factory=Meter)
+    jobs: Jobs | None = None
     tail: Tail = field(init=False)
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from aiohttp import web
 from yarl import URL
 
 from swapper.api import bodies
-from swapper.api.auth import check_class, may_act_for
+from swapper.api.auth import class_or_default, may_act_for
 from swapper.api.bodies import HeartbeatBody, LeaseBody, bad_value
 from swapper.api.context import ApiContext
 from swapper.api.ids import lease_id
@@ -25,7 +25,7 @@ from swapper.api.problem import Problem
 from swapper.api.views import Json, lease_json, settled
 from swapper.config.units import show_mib
 from swapper.core.explain import explain_lease
-from swapper.core.types import Lease, LeaseRequest, LeaseState, WorkClass, World
+from swapper.core.types import Lease, LeaseRequest, LeaseState, World
 from swapper.store.protocol import Ended, Idempotency, KeyReused, LeaseFilter, NotFound, QueueFull, WrongToken
 from workers.control import launcher
 
@@ -145,7 +145,7 @@ class LeaseRoutes:
                 return web.json_response(await self._view(ended))
 
     def _request(self, request: web.Request, body: LeaseBody) -> LeaseRequest:
-        klass = body.klass or _default_class(request)
+        klass = class_or_default(request, body.klass)
         self._check_fit(body)
         self._check_times(body)
         if body.webhook is not None:
@@ -155,7 +155,7 @@ class LeaseRoutes:
             card=body.card,
             vram_mib=body.vram_mib,
             label=body.label,
-            klass=check_class(request, klass),
+            klass=klass,
             ttl_ms=round(body.ttl_s * 1000),
             max_hold_ms=round(body.max_hold_s * 1000) if body.max_hold_s else self._ctx.spec.policy.max_hold_ms,
             expected_ms=None if body.expected_s is None else round(body.expected_s * 1000),
@@ -261,11 +261,6 @@ async def view_lease(ctx: ApiContext, lease: Lease, world: World | None = None) 
         world = await ctx.store.read() if lease.state in _UNDECIDED else World(0, {}, {})
     env = ctx.env.get(lease.card) if lease.card is not None else None
     return lease_json(lease, position=position, explain=explain_lease(world, ctx.spec, lease, position), env=env)
-
-
-def _default_class(request: web.Request) -> WorkClass:
-    """`normal`, or the key's own default where the key may not use that."""
-    return WorkClass.NORMAL if WorkClass.NORMAL in request["classes"] else request["default_class"]
 
 
 def _epoch_ms(moment: datetime | None) -> int | None:

@@ -26,6 +26,7 @@ COMMANDS = {
     "stop": ("swapper.cli.stop", "Stop serve; residents stay as they are."),
     "check": ("swapper.cli.check", "Say what would fail with this configuration, and how to mend it."),
     "run": ("swapper.cli.run", "Run a command under a lease of a card."),
+    "job": ("swapper.cli.job", "Run recipes of the configuration under a lease."),
     "lease": ("swapper.cli.lease", "Request, look at, keep and give back leases."),
     "explain": ("swapper.cli.explain", "Why a lease waits, or what a swap does, in one sentence."),
     "status": ("swapper.cli.status", "What is on which card, and who waits."),

@@ -132,6 +132,35 @@ class SwapperClient:
         """Delete all (of a model); `kept` are those still needed, unless `force`. Needs an admin key."""
         return await self._call("DELETE", "/api/snapshots", query={"model": model, "force": 1 if force else None})
 
+    async def submit_job(self, body: Mapping[str, object]) -> Json:
+        """`POST /api/jobs`: `recipe`, `params`, `class`."""
+        return await self._call("POST", "/api/jobs", body=body)
+
+    async def jobs(self, **query: str | int | None) -> Json:
+        """The newest jobs first: `state`, `recipe`, `owner`, `limit`."""
+        return await self._call("GET", "/api/jobs", query=query)
+
+    async def job(self, job_id: str, *, wait_s: float | None = None) -> Json:
+        """One job; with `wait_s` once it is over, or after that time."""
+        return await self._call("GET", f"/api/jobs/{quote(job_id, safe='')}", wait_s=wait_s)
+
+    async def cancel_job(self, job_id: str, *, wait_s: float | None = None) -> Json:
+        """Ask it to end; `wait_s` as for `job`."""
+        return await self._call("DELETE", f"/api/jobs/{quote(job_id, safe='')}", wait_s=wait_s)
+
+    async def job_log(self, job_id: str, *, follow: bool = False) -> AsyncIterator[bytes]:
+        """What it says, piece by piece; followed until it is over."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
+        url = f"{self.url}/api/jobs/{quote(job_id, safe='')}/log"
+        try:
+            async with self._open().get(url, params={"follow": "1"} if follow else {}, timeout=timeout) as response:
+                if response.status >= 400:
+                    raise _failure(response.status, await response.read())
+                async for chunk in response.content.iter_any():
+                    yield chunk
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise self._down(error) from error
+
     async def events(
         self, *, since: str | None = None, follow: bool = True, gap: Callable[[str, str], None] | None = None
     ) -> AsyncIterator[Event]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from swapper.config import kinds
+from swapper.config import kinds, recipes
 from swapper.config.schema import CardEntry, Document, SnapshotsEntry, TenantEntry
 from swapper.config.served import ONE_MODEL, served
 from swapper.config.source import Source
@@ -65,12 +65,13 @@ def check(document: Document, source: Source, environ: Mapping[str, str]) -> Fou
         *_tenants(document, source, environ),
         *_shared(document),
         *_names(document),
+        *recipes.judged(document),
     ]
     return Found(problems, list(_notices(document, source)))
 
 
 def _sections(document: Document) -> Iterator[Said]:
-    for name in ("recipes", "windows"):
+    for name in ("windows",):
         if getattr(document, name):
             yield (name,), f"{name} {LATER}; remove it"
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swapper.config.keys import ApiKey
+from swapper.config.recipes import recipes
 from swapper.config.recipients import Recipient
 from swapper.config.schema import (
     CardEntry,
@@ -23,6 +24,7 @@ from swapper.config.schema import (
 from swapper.config.served import LLAMA, Served, served
 from swapper.core.spec import CardSpec, PolicySpec, Spec, TenantSpec
 from swapper.core.types import WorkClass
+from swapper.jobs.recipes import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,10 @@ class Config:
     def gateway(self) -> GatewayEntry:
         """Limits of calls by model name."""
         return self.document.gateway
+
+    def recipes(self) -> Mapping[str, Recipe]:
+        """What may be submitted as a job, by name."""
+        return recipes(self.document)
 
     def served(self) -> Mapping[str, tuple[str, Served]]:
         """Every tenant id -> its server and what is written of it."""

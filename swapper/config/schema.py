@@ -246,13 +246,19 @@ class TenantEntry(Section):
 
 
 class RecipeEntry(Section):
-    """A command run under a lease with checked parameters."""
+    """A command run under a lease with checked parameters (`swapper.jobs.recipes` has their types).
+
+    `card` None: any. `progress: auto` follows ffmpeg. `grace`: so long it may take to end when it is asked to.
+    """
 
     command: tuple[Text, ...]
     params: dict[str, Text] = Field(default_factory=dict)
     roots: tuple[FilePath, ...] = ()
+    card: Text | None = None
     vram_mib: Vram = Field(default="all", alias="vram")
     max_hold_ms: Ms = Field(default=3_600_000, alias="max_hold")
+    grace_ms: Ms = Field(default=30_000, alias="grace")
+    progress: Literal["auto", "ffmpeg", "none"] = "auto"
 
 
 class WindowEntry(Section):

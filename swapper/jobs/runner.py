@@ -1,0 +1,337 @@
+"""Runs the jobs of this host: asks for the lease, starts the process, follows it, tells how it ended.
+
+Invariant: what is done next follows from what is on record (the job, its lease, its process), never from memory, so
+that after a restart a job goes on where it was: a process that lives is followed again, one that ended is judged by its
+exit status, one whose lease is over is ended. A job's lease is given back only when nothing of it runs any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+from swapper.api.tail import Tail
+from swapper.core.jobs import Job, JobState
+from swapper.core.types import FINAL, Lease, LeaseRequest, LeaseState, WorkClass
+from swapper.errors import BackendError
+from swapper.jobs.recipes import Recipe
+from swapper.store.protocol import Ended, Enqueued, NotFound, Store
+from workers.control import ExitStatus
+from workers.jobs import JobProcess, in_temporary
+from workers.supervise import kept_running, until_stored
+
+TTL_MS = 60_000
+"""So long a job's lease lives without us; its process goes on meanwhile, and is found again."""
+BEAT_S = 15.0
+LEFT_LINES = 3
+_OPEN = 100_000
+_REMEMBERED = 100
+"""The processes of so many jobs that are over are known still: their cards may just be proved free."""
+log = structlog.stdlib.get_logger(__name__)
+
+
+class Crowded(Exception):
+    """No more leases may wait."""
+
+
+class Jobs:
+    """See the module text. `env`: the device variables of each card; `fence` returns while this host is surely ours."""
+
+    def __init__(
+        self,
+        store: Store,
+        tail: Tail,
+        recipes: Mapping[str, Recipe],
+        folder: Path,
+        *,
+        host: str,
+        max_queue: int,
+        new_id: Callable[[str], str],
+        now_ms: Callable[[], int],
+        fence: Callable[[], Awaitable[None]],
+        env: Mapping[str, Mapping[str, str | None]],
+        url: str,
+    ) -> None:
+        self.recipes = recipes
+        self._store = store
+        self._tail = tail
+        self._folder = folder
+        self._host = host
+        self._max_queue = max_queue
+        self._new_id = new_id
+        self._now_ms = now_ms
+        self._fence = fence
+        self._env = env
+        self._url = url
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._cancels: dict[str, asyncio.Event] = {}
+        self._processes: dict[str, JobProcess] = {}
+
+    # ---- what callers ask for
+
+    async def submit(self, recipe: Recipe, given: Mapping[str, object], owner: str, klass: WorkClass) -> Job:
+        """A new job, queued. Raises recipes.Refused, Crowded, StoreDown."""
+        params = await asyncio.to_thread(recipe.checked, given)
+        job = Job(
+            id=self._new_id("jb"),
+            recipe=recipe.name,
+            owner=owner,
+            klass=klass,
+            host=self._host,
+            created_ms=self._now_ms(),
+            lease=self._new_id("ls"),
+            params=params,
+            output=recipe.outputs(params),
+        )
+        job = await self._store.put_job(job) or job
+        if await self._enqueue(job, recipe) is None:
+            full = "no more leases may wait (policy.max_queue)"
+            await self._finish(job, JobState.FAILED, full)
+            raise Crowded(full)
+        self._begin(job)
+        return job
+
+    async def cancel(self, job: Job) -> Job:
+        """It is to end: at once where it waits, else its process is asked to. Raises StoreDown."""
+        while not job.over and not job.cancelled:
+            changed = await self._store.put_job(replace(job, cancelled=True))
+            if changed is not None:
+                job = changed
+                break
+            job = await self._store.job(job.id) or job
+        if (flag := self._cancels.get(job.id)) is not None:
+            flag.set()
+        return job
+
+    def process(self, job: Job) -> JobProcess:
+        """The process of a job of this host."""
+        return JobProcess(job.id, self._folder / job.id, job.output)
+
+    def holder(self, lease: str) -> tuple[int, int] | None:
+        """The process (pid, start) that runs or ran under a job's lease; None where none is known. Blocking."""
+        process = self._processes.get(lease)
+        return None if process is None else process.recorded()
+
+    # ---- the loop
+
+    async def run(self) -> None:
+        """Go on with every job of this host that is not over; returns never."""
+        mine = [
+            job
+            for job in await until_stored("read the jobs", lambda: self._store.jobs(limit=_OPEN, unfinished=True))
+            if job.host == self._host
+        ]
+        await self._tidy({job.id for job in mine})
+        for job in mine:
+            self._begin(job)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _begin(self, job: Job) -> None:
+        if job.id in self._tasks:
+            return
+        self._processes[job.lease] = self.process(job)
+        while len(self._processes) > _REMEMBERED + len(self._tasks):
+            del self._processes[next(iter(self._processes))]
+        flag = self._cancels[job.id] = asyncio.Event()
+        if job.cancelled:
+            flag.set()
+        task = asyncio.create_task(kept_running(f"job {job.id}", lambda: self._see_to(job.id, flag)))
+        self._tasks[job.id] = task
+        task.add_done_callback(lambda _: (self._tasks.pop(job.id, None), self._cancels.pop(job.id, None)))
+
+    async def _see_to(self, job_id: str, cancelled: asyncio.Event) -> None:
+        """Bring a job to its end."""
+        job = await until_stored("read a job", lambda: self._store.job(job_id))
+        if job is None or job.over:
+            return
+        process, recipe = self.process(job), self.recipes.get(job.recipe)
+        lease = await self._decided(job, recipe, process, cancelled)
+        if lease is None:
+            await self._end_early(job, process, "the store was put back to an older state, without its lease")
+        elif process.begun:
+            await self._follow(job, lease, process, recipe, cancelled)
+        elif lease.state is not LeaseState.GRANTED:
+            await self._finish(job, *_without_a_start(job, lease))
+        elif recipe is None or cancelled.is_set():
+            why = "it was cancelled" if cancelled.is_set() else f"there is no recipe {job.recipe} any more"
+            await self._give_back(lease)
+            await self._finish(job, JobState.CANCELLED if cancelled.is_set() else JobState.FAILED, why)
+        elif (problem := await self._start(job, recipe, lease, process)) is not None:
+            await self._give_back(lease)
+            await self._finish(job, JobState.FAILED, problem)
+        else:
+            running = replace(job, state=JobState.RUNNING, started_ms=self._now_ms())
+            job = await self._put(running)
+            await self._follow(job, lease, process, recipe, cancelled)
+
+    async def _decided(
+        self, job: Job, recipe: Recipe | None, process: JobProcess, cancelled: asyncio.Event
+    ) -> Lease | None:
+        """Its lease, once it is granted or over; None where the store has it no more."""
+        if recipe is not None and not process.begun and job.state is JobState.QUEUED:
+            await until_stored("ask for a job's lease", lambda: self._enqueue(job, recipe))
+        with self._tail.watch(job.lease) as changed:
+            while True:
+                changed.clear()
+                lease = await until_stored("read a job's lease", lambda: self._store.lease(job.lease))
+                if lease is None or lease.state is LeaseState.GRANTED or lease.state in FINAL:
+                    return lease
+                if cancelled.is_set():
+                    await until_stored("give a job's lease up", lambda: self._store.end(job.lease, None))
+                    continue
+                await _either(changed, cancelled)
+
+    async def _start(self, job: Job, recipe: Recipe, lease: Lease, process: JobProcess) -> str | None:
+        """What keeps it from being started, in words."""
+        words = recipe.argv(in_temporary(job.params, job.output, job.id))
+        devices = self._env.get(lease.card or "", {})
+        env = {name: value for name, value in devices.items() if value is not None}
+        env |= {"SWAPPER_LEASE": lease.id, "SWAPPER_TOKEN": str(lease.token), "SWAPPER_URL": self._url}
+        await self._fence()
+        try:
+            await process.start(words, env, follows=recipe.follows)
+        except BackendError as error:
+            return str(error)
+        return None
+
+    async def _follow(
+        self, job: Job, lease: Lease, process: JobProcess, recipe: Recipe | None, cancelled: asyncio.Event
+    ) -> None:
+        """Until it has ended, or has to."""
+        ended = asyncio.create_task(process.ended())
+        beat = asyncio.create_task(self._keep(lease, process))
+        stop = asyncio.create_task(cancelled.wait())
+        try:
+            await asyncio.wait({ended, beat, stop}, return_when=asyncio.FIRST_COMPLETED)
+            why = None
+            if not ended.done():
+                why = beat.result() if beat.done() else "it was cancelled"
+                await process.end(30_000 if recipe is None else recipe.grace_ms)
+            status = await ended
+        finally:
+            for task in (ended, beat, stop):
+                task.cancel()
+            await asyncio.gather(ended, beat, stop, return_exceptions=True)
+        state, reason = await asyncio.to_thread(_judged, process, status, why, cancelled=cancelled.is_set())
+        await self._give_back(lease)
+        await self._finish(job, state, reason, status)
+
+    async def _keep(self, lease: Lease, process: JobProcess) -> str:
+        """Renew the lease until it is over; returns why it is, in words."""
+        while True:
+            progress = await asyncio.to_thread(process.progress)
+
+            async def beat(progress: float | None = progress) -> Lease | object:
+                return await self._store.heartbeat(lease.id, lease.token or 0, progress=progress)
+
+            match await until_stored("renew a job's lease", beat):
+                case Ended(lease=over):
+                    return f"its lease was {over.state}: {over.reason or 'without a reason'}"
+                case Lease():
+                    pass
+                case NotFound():
+                    return "the store was put back to an older state, without its lease"
+                case _:
+                    return "its lease is another's now"
+            with self._tail.watch(lease.id) as changed, suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), BEAT_S)
+
+    async def _end_early(self, job: Job, process: JobProcess, why: str) -> None:
+        if process.begun:
+            await process.end(30_000)
+            await asyncio.to_thread(process.discard)
+        await self._finish(job, JobState.FAILED, why)
+
+    # ---- the store
+
+    async def _enqueue(self, job: Job, recipe: Recipe) -> Lease | None:
+        """Its lease, asked for now or before; None where no more may wait."""
+        request = LeaseRequest(
+            owner=job.owner,
+            card=recipe.card,
+            vram_mib=recipe.vram_mib,
+            label=f"job {job.recipe}",
+            klass=job.klass,
+            ttl_ms=TTL_MS,
+            max_hold_ms=recipe.max_hold_ms,
+            holder=f"job:{job.id}",
+        )
+        answer = await self._store.enqueue(request, lease_id=job.lease, max_queue=self._max_queue)
+        return answer.lease if isinstance(answer, Enqueued) else None
+
+    async def _give_back(self, lease: Lease) -> None:
+        await until_stored("give a job's lease back", lambda: self._store.end(lease.id, lease.token))
+
+    async def _finish(self, job: Job, state: JobState, reason: str | None, status: ExitStatus | None = None) -> None:
+        code = None if status is None else status.code if status.signal is None else -status.signal
+        over = replace(job, state=state, reason=reason, exit=code, ended_ms=self._now_ms())
+        await self._put(over)
+        log.info("job ended", job=job.id, recipe=job.recipe, state=state, reason=reason)
+
+    async def _put(self, job: Job) -> Job:
+        """Write it over whatever a caller has noted meanwhile (that it is to end)."""
+        while (written := await until_stored("write a job", partial(self._store.put_job, job))) is None:
+            now = await until_stored("read a job", partial(self._store.job, job.id))
+            if now is None or now.over:
+                return now or job
+            job = replace(job, version=now.version, cancelled=now.cancelled)
+        return written
+
+    async def _tidy(self, open_jobs: set[str]) -> None:
+        """Folders of jobs that the store has forgotten go."""
+        known = {job.id for job in await until_stored("read the jobs", lambda: self._store.jobs(limit=_OPEN))}
+        await asyncio.to_thread(_remove_others, self._folder, known | open_jobs)
+
+
+def _without_a_start(job: Job, lease: Lease) -> tuple[JobState, str]:
+    if job.cancelled or lease.state is LeaseState.CANCELLED:
+        return JobState.CANCELLED, "it was cancelled before it began"
+    return JobState.FAILED, f"its lease was {lease.state}: {lease.reason or 'without a reason'}"
+
+
+def _judged(
+    process: JobProcess, status: ExitStatus | None, why: str | None, *, cancelled: bool
+) -> tuple[JobState, str | None]:
+    """How it came out; its outputs get their names, or go. Blocking. `why` it was made to end, else None."""
+    problem = why
+    if why is None and status is not None and status.clean:
+        problem = process.publish()
+        if problem is None:
+            return JobState.DONE, None
+    process.discard()
+    if cancelled:
+        return JobState.CANCELLED, "it was cancelled"
+    if problem is None:
+        said = "; ".join(process.log_tail(LEFT_LINES)) or "it said nothing"
+        how = "nobody saw how it ended" if status is None else str(status)
+        problem = f"{how}: {said}"
+    return JobState.FAILED, problem
+
+
+def _remove_others(folder: Path, known: set[str]) -> None:
+    with suppress(OSError):
+        for path in folder.iterdir():
+            if path.name not in known:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+async def _either(*events: asyncio.Event) -> None:
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)

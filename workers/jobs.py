@@ -1,0 +1,153 @@
+"""A job's process: started once, found again after a restart, followed to its end, its output put into place.
+
+Invariant: a job's command is started at most once: who finds its record never starts it again. What it writes under a
+temporary name, in the folder of the final one, gets that name only after exit status 0, and is removed otherwise.
+Touches the job's folder and its outputs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import cast
+
+from workers.control import ExitStatus, launcher
+from workers.control.command import CommandControl
+from workers.vram.holders import Holder
+
+_PUBLISHING = "publishing"
+_PROGRESS = "progress"
+_EXIT_WRITTEN_S = 2.0
+_LOOK_S = 0.02
+_DURATION = re.compile(rb"Duration: (\d+):(\d+):(\d+(?:\.\d+)?)")
+_OUT_TIME = re.compile(rb"out_time_us=(\d+)")
+_HEAD, _TAIL = 64 << 10, 4 << 10
+
+
+class JobProcess:
+    """The process of job `name`, which writes `outputs` (final paths, by parameter). `folder`: its own, for ever."""
+
+    def __init__(self, name: str, folder: Path, outputs: Mapping[str, str]) -> None:
+        self._name = name
+        self._folder = folder
+        self._outputs = {Path(final): temporary(final, name) for final in outputs.values()}
+
+    @property
+    def begun(self) -> bool:
+        """Whether it was started, whatever became of it."""
+        return launcher.read_record(self._folder) is not None
+
+    def recorded(self) -> tuple[int, int] | None:
+        """Its process (pid, start in clock ticks), alive or not; None where none of this boot is on record."""
+        record = launcher.read_record(self._folder)
+        if record is None or record.get("boot") != launcher.boot_id():
+            return None
+        return cast("int", record["pid"]), cast("int", record["started"])
+
+    def pid(self) -> int | None:
+        """Its process while it runs."""
+        return self._control().pid()
+
+    async def start(self, argv: Sequence[str], env: Mapping[str, str], *, follows: bool) -> None:
+        """Start it. `follows`: it is ffmpeg, and is to tell its progress. Raises BackendError when it cannot run."""
+        assert not self.begun, "a job runs once"
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        words = (argv[0], "-progress", str(self._folder / _PROGRESS), "-nostats", *argv[1:]) if follows else argv
+        await self._control(words, env).ensure()
+
+    async def ended(self) -> ExitStatus | None:
+        """Wait until it has ended: how, None where nobody saw it (its launcher was killed as well)."""
+        pid, exit_seen = self.pid(), asyncio.Event()
+        if pid is not None:
+            holder = Holder(pid)
+            holder.wake_on_exit(exit_seen)
+            try:
+                while self.pid() is not None:
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(exit_seen.wait(), 1.0)
+            finally:
+                holder.close()
+        for _ in range(round(_EXIT_WRITTEN_S / _LOOK_S)):  # its launcher writes it down a moment later
+            if (status := self._control().exit_status()) is not None:
+                return status
+            await asyncio.sleep(_LOOK_S)
+        return None
+
+    async def end(self, grace_ms: int) -> None:
+        """TERM, after `grace_ms` KILL, to all that it started. Returns once they are gone."""
+        await self._control().stop(grace_ms)
+
+    def publish(self) -> str | None:
+        """It ended well: its outputs get their names. What is wrong, in words, or None. Blocking; may be repeated."""
+        marker = self._folder / _PUBLISHING
+        again = marker.exists()
+        missing = [str(final) for final, written in self._outputs.items() if not (written.is_file() or again)]
+        if missing:
+            return f"it ended with exit status 0 and left no {', '.join(missing)}"
+        try:
+            marker.touch()
+            for final, written in self._outputs.items():
+                with suppress(FileNotFoundError):  # it got its name before we were killed
+                    written.replace(final)
+        except OSError as error:
+            return f"{error.filename2 or error.filename}: its output could not be put there: {error.strerror}"
+        return None
+
+    def discard(self) -> None:
+        """Nothing of it is to stay under a name that somebody might take for its output. Blocking; may be repeated."""
+        if not (self._folder / _PUBLISHING).exists():
+            for written in self._outputs.values():
+                written.unlink(missing_ok=True)
+
+    def progress(self) -> float | None:
+        """How far it is, 0 to 1, by what ffmpeg tells; None where it does not. Blocking."""
+        told, log = _end_of(self._folder / _PROGRESS, _TAIL), _begin_of(self._folder / "log", _HEAD)
+        times, length = _OUT_TIME.findall(told), _DURATION.search(log)
+        if not times or length is None:
+            return None
+        hours, minutes, seconds = (float(part) for part in length.groups())
+        whole = hours * 3600 + minutes * 60 + seconds
+        return min(int(times[-1]) / 1e6 / whole, 1.0) if whole > 0 else None
+
+    def log_tail(self, n: int) -> list[str]:
+        """The last `n` lines it wrote, oldest first."""
+        return self._control().log_tail(n) or []
+
+    def log_path(self) -> Path:
+        """The file of what it says."""
+        return self._folder / "log"
+
+    def _control(self, argv: Sequence[str] = (), env: Mapping[str, str] | None = None) -> CommandControl:
+        return CommandControl(self._name, argv, self._folder, env, self._folder if argv else None)
+
+
+def temporary(final: str, name: str) -> Path:
+    """Where a job writes until it has ended well: in the same folder, hidden, of the same kind."""
+    path = Path(final)
+    return path.with_name(f".{path.stem}.{name}{path.suffix}")
+
+
+def in_temporary(params: Mapping[str, str], outputs: Mapping[str, str], name: str) -> dict[str, str]:
+    """The parameters with each output's temporary name in its place."""
+    return {**params, **{one: str(temporary(final, name)) for one, final in outputs.items()}}
+
+
+def _begin_of(path: Path, most: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(most)
+    except OSError:
+        return b""
+
+
+def _end_of(path: Path, most: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - most))
+            return file.read()
+    except OSError:
+        return b""
