@@ -1,6 +1,7 @@
 """`swapper snapshots test MODEL`: the card borrowed, the trial run, and what it came to.
 
-Invariant: however it ends, the model is unloaded again, our files are gone and the lease is given back, in this order.
+Invariant: however it ends, the model is unloaded again, our files are gone, swapper has seen it leave and the lease is
+given back, in this order.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncio
 import os
 import secrets
 import signal
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -17,24 +19,29 @@ import click
 from swapper.cli import FAILED, OUT_OF_TIME
 from swapper.cli.borrowed import OutOfTime, borrowed
 from swapper.cli.common import Json, Server, console, print_json, size
+from swapper.cli.reload import ByProcess, ByRouter, Reload
 from swapper.cli.trial import Found, Report, Trial
 from swapper.client import SwapperClient
 from swapper.config import Config, load
 from swapper.core.conversations import Strategy
-from swapper.errors import ConfigError
+from swapper.errors import ApiError, ConfigError
 from swapper.gateway.context import Target
 
+KINDS = ("llama-router", "llama-server")
+_NOTICED_S, _POLL_S = 10.0, 0.1
+_THERE = ("loading", "loaded", "sleeping", "unreachable")
 _RIGHTS = "the configuration of the serve that has it is needed here: give it with -c"
 
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """What is tried: a tenant, the card it lives on, where its server is."""
+    """What is tried: a tenant, the card it lives on, where its server is, and how it is unloaded and loaded."""
 
     tenant: str
     card: str
     target: Target
     slot_dir: Path | None
+    reload: Reload
 
 
 def prove(server: Server, model: str, *, wait_s: float | None, tokens: int, as_json: bool) -> int:
@@ -42,7 +49,8 @@ def prove(server: Server, model: str, *, wait_s: float | None, tokens: int, as_j
     subject = _subject(load(server.config, os.environ, judge=False), model)
     url, key = server.resolve()
     say = _say
-    trial = Trial(subject.target, subject.slot_dir, tokens=tokens, nonce=secrets.token_hex(4), say=say)
+    nonce = secrets.token_hex(4)
+    trial = Trial(subject.target, subject.slot_dir, subject.reload, tokens=tokens, nonce=nonce, say=say)
 
     async def work() -> tuple[Report, Strategy | None]:
         _end_by_term()
@@ -50,7 +58,10 @@ def prove(server: Server, model: str, *, wait_s: float | None, tokens: int, as_j
             label = f"snapshots test {model}"
             async with borrowed(client, subject.card, label, wait_s=wait_s, say=say):
                 in_use = _in_use(await client.status(), subject.tenant)
-                return await trial.run(), in_use
+                try:
+                    return await trial.run(), in_use
+                finally:
+                    await asyncio.shield(_noticed(client, subject.tenant))
 
     try:
         report, in_use = asyncio.run(work())
@@ -76,22 +87,34 @@ def _end_by_term() -> None:
 
 
 def _subject(config: Config, model: str) -> _Subject:
-    """Raises ConfigError where the model is unknown, or of a kind that cannot be tried."""
+    """Raises ConfigError where the model is unknown, or cannot be tried, or not from here."""
     tenant = config.models().get(model, model)
     if tenant not in config.served():
         known = ", ".join(config.models()) or "none"
         raise ConfigError([f"{model!r} is no model of {config.path or 'this configuration'} ({known}); {_RIGHTS}"])
     name, one = config.served()[tenant]
     entry = config.tenants[name]
-    if entry.kind != "llama-router" or entry.url is None:
-        raise ConfigError(
-            [
-                f"tenants.{name}: kind {entry.kind} cannot be tried yet: the test loads and unloads by a router, and "
-                "this server is started and stopped as a process by swapper alone"
-            ]
-        )
+    if entry.kind not in KINDS or entry.url is None:
+        said = f"kind {entry.kind} keeps no conversations that could be tested" if entry.url else "needs url"
+        raise ConfigError([f"tenants.{name}: {said}; try a model of kind {' or '.join(KINDS)}"])
+    if entry.evict == "never":
+        said = "evict: never keeps it on its card, also beside a lease, and the test has to unload it"
+        raise ConfigError([f"tenants.{name}: {said}: remove that, and test again"])
     key = os.environ.get(entry.api_key_env) if entry.api_key_env else None
-    return _Subject(tenant, entry.card, Target(tenant, entry.url, one.name, key), entry.slot_dir)
+    target = Target(tenant, entry.url, one.name, key, router=entry.kind == "llama-router")
+    reload = ByRouter(target) if target.router else ByProcess(name, entry, config)
+    return _Subject(tenant, entry.card, target, entry.slot_dir, reload)
+
+
+async def _noticed(client: SwapperClient, tenant: str) -> None:
+    """Until swapper has seen the model leave: once the lease is over it takes one that it saw loaded for a resident."""
+    with suppress(ApiError, TimeoutError):
+        async with asyncio.timeout(_NOTICED_S):
+            while True:
+                states = (one["state"] for one in (await client.status())["tenants"] if one["id"] == tenant)
+                if next(states, None) not in _THERE:
+                    return
+                await asyncio.sleep(_POLL_S)
 
 
 def _in_use(status: Json, tenant: str) -> Strategy | None:

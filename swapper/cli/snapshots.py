@@ -149,7 +149,7 @@ def test(server: Server, as_json: bool, model: str, wait: float | None, tokens: 
     Takes the card by a lease (conversations are saved for it and come back afterwards), then saves a conversation of
     its own, unloads, loads, restores and goes on, by each strategy. Inside a window's or a run's lease it uses that
     one. Exit status 0 only if the strategy in use came back warm. It has to run where the configuration and the
-    server's slot folder are.
+    server's slot folder are; for a server without a router where serve runs, as serve's user.
     """
     from swapper.cli.proving import prove
 

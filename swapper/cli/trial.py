@@ -11,14 +11,14 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import aiohttp
 
+from swapper.cli.reload import Reload, limited
 from swapper.client.sse import messages
 from swapper.core.conversations import Strategy
 from swapper.core.proof import judge
@@ -26,15 +26,12 @@ from swapper.errors import BackendError, BackendRefused, SwapperError
 from swapper.gateway.context import Target
 from swapper.gateway.recall import RecallFailed, recall
 from swapper.snapshots.conversation import Request
-from workers.llama.http import Model, RouterHttp, SavedSlot
+from workers.llama.http import RouterHttp, SavedSlot, ServerHttp
 
 CHAT = "/v1/chat/completions"
 ANSWER_TOKENS = 16
-_LOAD_S = 1800.0
-_UNLOAD_S = 60.0
 _READ_S = 1800.0
 _FILE_S = 600.0
-_POLL_S = 0.05
 _SAMPLE = 200
 _WORDS = (
     *("amber", "bridge", "canyon", "delta", "ember", "forest", "glacier", "harbor", "island", "jungle", "kernel"),
@@ -89,17 +86,28 @@ class _Held:
 
 
 class Trial:
-    """One model of one router. `slot_dir` is the server's folder as seen from here; `say` tells of the progress."""
+    """One model. `slot_dir` is its server's folder as seen from here; `say` tells of the progress.
+
+    `reload` unloads and loads it, and is closed at the end.
+    """
 
     def __init__(
-        self, target: Target, slot_dir: Path | None, *, tokens: int, nonce: str, say: Callable[[str], None]
+        self,
+        target: Target,
+        slot_dir: Path | None,
+        reload: Reload,
+        *,
+        tokens: int,
+        nonce: str,
+        say: Callable[[str], None],
     ) -> None:
         self._target = target
+        self._reload = reload
         self._slot_dir = slot_dir
         self._tokens = tokens
         self._nonce = nonce
         self._say = say
-        self._http = RouterHttp(target.url, target.api_key)
+        self._http = (RouterHttp if target.router else ServerHttp)(target.url, target.api_key)
         self._session: aiohttp.ClientSession | None = None
 
     async def run(self) -> Report:
@@ -110,6 +118,7 @@ class Trial:
                 return await self._all()
             finally:
                 await asyncio.shield(self._leave())
+                await self._reload.close()
 
     async def _all(self) -> Report:
         await self._fresh("to save a conversation")
@@ -186,36 +195,14 @@ class Trial:
 
     async def _fresh(self, why: str) -> None:
         """The model in a new process, with empty slots and an empty cache."""
-        await self._unloaded()
+        await self._reload.unload()
         self._say(f"loading {self._target.model} {why}")
-        await self._http.load(self._target.model)
-        async with _limited(_LOAD_S, f"{self._target.model} was not loaded"):
-            while (status := (await self._model()).status).value != "loaded":
-                if status.failed:
-                    raise SwapperError(f"llama-server could not load {self._target.model}; its log says why")
-                await asyncio.sleep(_POLL_S)
-
-    async def _unloaded(self) -> None:
-        if (await self._model()).status.value == "unloaded":
-            return
-        with suppress(BackendRefused):  # gone meanwhile
-            await self._http.unload(self._target.model)
-        async with _limited(_UNLOAD_S, f"{self._target.model} was not unloaded"):
-            while True:
-                if (await self._model()).status.value == "unloaded":
-                    return
-                await asyncio.sleep(_POLL_S)
-
-    async def _model(self) -> Model:
-        models = await self._http.models()
-        if self._target.model not in models:
-            raise SwapperError(f"the router at {self._target.url} has no model {self._target.model!r}")
-        return models[self._target.model]
+        await self._reload.load()
 
     async def _leave(self) -> None:
         """As it was found: unloaded, and no file of ours."""
         try:
-            await self._unloaded()
+            await self._reload.unload()
         except SwapperError as error:
             self._say(f"{self._target.model} is still loaded: {error}")
         if self._slot_dir is not None:
@@ -248,7 +235,7 @@ class Trial:
             async with self._open().post(
                 self._target.url + CHAT,
                 json={**body, "max_tokens": ANSWER_TOKENS},
-                params={"autoload": "false"},
+                params=self._http.harmless(),
                 headers=self._target.auth(),
                 timeout=limit,
             ) as got:
@@ -322,15 +309,6 @@ def _remove(folder: Path, prefix: str) -> None:
             path.unlink(missing_ok=True)
 
 
-@asynccontextmanager
-async def _limited(limit_s: float, what: str) -> AsyncGenerator[None]:
-    try:
-        async with asyncio.timeout(limit_s):
-            yield
-    except TimeoutError:
-        raise SwapperError(f"{what} within {limit_s:g} s") from None
-
-
 async def _within(limit_s: float, work: Awaitable[Any]) -> Any:  # noqa: ANN401
-    async with _limited(limit_s, "llama-server did not answer"):
+    async with limited(limit_s, "llama-server did not answer"):
         return await work

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -12,53 +10,17 @@ import psutil
 import pytest
 
 from swapper.demo.models import make_models
-from tests.support.plain import PlainServer
-from tests.support.router import RealRouter
-from tests.support.server import Json, Server
-from workers.control.command import CommandControl
+from tests.support.matrix import back
+from tests.support.plain import PlainServe, with_its_own_server
+from tests.support.server import Json
 
 STORY = "once upon a time there was a card that changed hands; " * 12
 
 
-class PlainServe(Server):
-    """`swapper serve` over one llama-server that it starts itself, without any router."""
-
-    def __init__(self, folder: Path, plain: PlainServer) -> None:
-        super().__init__(folder, RealRouter(folder / "no-router", {}), {})
-        self.config.write_text(
-            f"""
-listen: 127.0.0.1:{self.port}
-state_dir: {self.state_dir}
-cards: {{gpu0: {{probe: declared, vram: 24GiB}}}}
-tenants:
-  chat:
-    kind: llama-server
-    control: command
-    command: {json.dumps(plain.command)}
-    card: gpu0
-    url: {plain.url}
-    slot_dir: {plain.slot_dir}
-    models: {{alpha: {{vram: 8GiB, aliases: [gpt-4o], default: true}}}}
-"""
-        )
-        self.control = CommandControl("chat", plain.command, self.state_dir / "servers" / "chat")
-
-
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[PlainServe]:
-    plain = PlainServer(tmp_path / "plain", make_models(tmp_path, ["alpha"])["alpha"])
-    server = PlainServe(tmp_path / "swapper", plain)
-    server.start()
-    try:
-        server.until(_loaded)
+    with with_its_own_server(tmp_path, make_models(tmp_path, ["alpha"])["alpha"]) as server:
         yield server
-    finally:
-        server.stop()
-        asyncio.run(server.control.stop())
-
-
-def _loaded(status: Json) -> list[Json]:
-    return [t for t in cast("list[Json]", status["tenants"]) if t["id"] == "chat" and t["state"] == "loaded"]
 
 
 def _cached(answer: Json) -> int:
@@ -91,7 +53,7 @@ def test_after_kill_9_of_swapper_it_runs_on_and_is_adopted(server: PlainServe) -
     server.kill()
     assert server.control.pid() == pid
     server.start()
-    server.until(_loaded)
+    back(server, "chat")
     assert server.control.pid() == pid
     assert _cached(server.chat("chat", STORY, first, "And then?")) > 0.9 * len(STORY)
     lease = server.lease("render", wait=30)

@@ -2,41 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from swapper.demo.models import make_models
-from tests.e2e.test_conversations import KINDS, cache_n, handover, results, said, text
-from tests.support.router import RealRouter
+from tests.e2e.test_conversations import cache_n, handover, results, said, text
 from tests.support.server import Json, Server
 
 ON_DISK = "{bodies: disk}"
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return make_models(tmp_path_factory.mktemp("models"), list(KINDS))
-
-
-@pytest.fixture
-def serve(tmp_path: Path, models: dict[str, Path]) -> Iterator[Callable[..., Server]]:
-    started: list[tuple[Server, RealRouter]] = []
-
-    def serve(model: str, *, snapshots: str = ON_DISK) -> Server:
-        defaults = {"kv-unified": "false", "slot-prompt-similarity": "0.5"}
-        router = RealRouter(tmp_path / "router", {model: models[model]}, ctx=24_576, defaults=defaults)
-        server = Server(tmp_path / "swapper", router, {model: "{vram: 8GiB, default: true}"}, snapshots=snapshots)
-        started.append((server, router))
-        router.start()
-        server.start()
-        return server
-
-    yield serve
-    for server, router in started:
-        server.stop()
-        router.stop()
 
 
 def words(seed: int) -> str:
@@ -68,7 +42,7 @@ def requests(server: Server) -> list[Path]:
 def test_requests_on_disk_outlive_a_kill_so_that_conversations_beyond_the_slots_are_saved_all_the_same(
     serve: Callable[..., Server], model: str
 ) -> None:
-    server = serve(model)
+    server = serve(model, snapshots=ON_DISK)
     first = talk_of(server, model, range(5))
     killed_and_started(server, written=5)
     handover(server)
@@ -78,7 +52,7 @@ def test_requests_on_disk_outlive_a_kill_so_that_conversations_beyond_the_slots_
 
 
 def test_a_sliding_window_model_is_read_again_from_requests_on_disk(serve: Callable[..., Server]) -> None:
-    server = serve("gemma")
+    server = serve("gemma", snapshots=ON_DISK)
     (first,) = talk_of(server, "gemma", range(1))
     killed_and_started(server, written=1)
     handover(server)
@@ -89,7 +63,7 @@ def test_a_sliding_window_model_is_read_again_from_requests_on_disk(serve: Calla
 def test_what_lay_on_disk_when_it_was_killed_comes_back_for_its_call_and_what_was_unproved_is_proved(
     serve: Callable[..., Server],
 ) -> None:
-    server = serve("alpha", snapshots="{}")
+    server = serve("alpha")
     first = talk_of(server, "alpha", range(5))
     handover(server)
     killed_and_started(server)
@@ -102,7 +76,7 @@ def test_what_lay_on_disk_when_it_was_killed_comes_back_for_its_call_and_what_wa
 def test_what_is_kept_on_disk_is_for_us_alone_and_goes_once_it_is_not_to_be_kept_any_more(
     serve: Callable[..., Server],
 ) -> None:
-    server = serve("alpha")
+    server = serve("alpha", snapshots=ON_DISK)
     talk_of(server, "alpha", range(1))
     folder = server.state_dir / "requests"
     server.stop()

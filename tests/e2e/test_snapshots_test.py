@@ -2,47 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from swapper.demo.models import make_models
-from tests.e2e.test_conversations import KINDS, cache_n, said, text
-from tests.support.router import RealRouter
-from tests.support.server import Json, Server
+from tests.e2e.test_conversations import cache_n, said, text
+from tests.support.matrix import back, eventually
+from tests.support.plain import PlainServe, with_its_own_server
+from tests.support.server import KINDS, Json, Server
 
 WARM = {"alpha": {"slots", "rewind", "replay"}, "lfm": {"rewind", "replay"}, "gemma": {"replay"}}
 """What b10434 brings back of each kind of model."""
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return make_models(tmp_path_factory.mktemp("models"), list(KINDS))
+SERVES = {"OF_SERVE_ALONE": "1"}
+"""A variable that serve has and the command has not."""
 
 
 @pytest.fixture
-def serve(tmp_path: Path, models: dict[str, Path]) -> Iterator[Callable[[str], Server]]:
-    started: list[tuple[Server, RealRouter]] = []
-
-    def serve(model: str) -> Server:
-        router = RealRouter(tmp_path / "router", {model: models[model]}, defaults={"kv-unified": "false"})
-        server = Server(tmp_path / "swapper", router, {model: "{vram: 8GiB, default: true}"})
-        started.append((server, router))
-        router.start()
-        server.start()
-        return server
-
-    yield serve
-    for server, router in started:
-        server.stop()
-        router.stop()
+def plain(tmp_path: Path, models: dict[str, Path]) -> Iterator[Callable[[str], PlainServe]]:
+    """Starts a serve over a plain llama-server."""
+    with ExitStack() as stack:
+        yield lambda model: stack.enter_context(with_its_own_server(tmp_path, models[model], env=SERVES))
 
 
 def command(server: Server, model: str, *options: str) -> list[str]:
@@ -59,7 +47,7 @@ def tried(
 
 
 def ours(server: Server) -> list[str]:
-    return [path.name for path in server.router.slot_dir.iterdir() if path.name.startswith("swapper-test-")]
+    return [path.name for path in server.slot_dir.iterdir() if path.name.startswith("swapper-test-")]
 
 
 def steady(server: Server) -> None:
@@ -145,3 +133,66 @@ def test_a_model_that_nobody_knows_is_told_by_name(serve: Callable[[str], Server
     result = tried(serve("alpha"), "beta")
     assert result.returncode == 2
     assert "'beta' is no model of" in result.stderr
+
+
+@pytest.mark.parametrize("model", list(KINDS))
+def test_each_strategy_is_tried_on_a_plain_server_that_is_started_for_it_and_ended(
+    plain: Callable[[str], PlainServe], model: str
+) -> None:
+    server = plain(model)
+    first = said(server.chat("chat", text(1)))
+    result = tried(server, "alpha", "--json")
+    assert result.returncode == 0, (result.stdout, result.stderr)
+    report = json.loads(result.stdout)
+    assert (report["ok"], report["model"], report["strategy"]) == (True, "chat", KINDS[model])
+    found = {one["strategy"]: one for one in report["strategies"]}
+    assert {name for name, one in found.items() if one["result"] == "warm"} == WARM[model]
+    for name in WARM[model]:
+        assert found[name]["cache_n"] >= 0.95 * 1500
+    assert ours(server) == []
+    steady(server)
+    started = server.control.log_path().read_text().count("listening on")
+    back_again = [one for one in found.values() if one["restore_ms"] is not None]
+    assert started == 4 + len(back_again), "each its own process; to save from, to read anew, before it and after it"
+    if model == "gemma":
+        server.until(lambda _: [c for c in cast("list[Json]", server.swaps()[0]["conversations"]) if c["restored"]])
+    assert cache_n(server.chat("chat", text(1), first.strip()[:-1], "and then?")) >= 0.95 * 1500
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_leaves_no_process_of_a_plain_server(
+    plain: Callable[[str], PlainServe], number: signal.Signals
+) -> None:
+    server = plain("alpha")
+    lease = server.lease("window", wait=60)
+    env = os.environ | {"SWAPPER_LEASE": str(lease["id"]), "SWAPPER_TOKEN": str(lease["token"])}
+    with subprocess.Popen(command(server, "alpha"), stderr=subprocess.PIPE, text=True, env=env) as running:
+        assert running.stderr is not None
+        assert any("to restore it (slots)" in line for line in iter(running.stderr.readline, ""))
+        assert len(ours(server)) == 2
+        eventually(server.control.pid, "its process is started again")
+        assert server.process().environ().items() >= SERVES.items()
+        running.send_signal(number)
+        rest = running.stderr.read()
+        assert running.wait(60) == 128 + number, rest
+    assert server.control.pid() is None
+    assert ours(server) == []
+    assert server.get(f"/api/leases/{lease['id']}")["state"] == "granted"
+    server.release(lease)
+    back(server, "chat")
+
+
+def test_a_plain_server_that_somebody_else_started_is_neither_used_nor_ended(
+    plain: Callable[[str], PlainServe],
+) -> None:
+    server = plain("alpha")
+    lease = server.lease("window", wait=60)
+    asyncio.run(server.control.ensure())
+    process = server.process()
+    result = tried(server, "alpha", env={"SWAPPER_LEASE": str(lease["id"]), "SWAPPER_TOKEN": str(lease["token"])})
+    assert result.returncode == 1, (result.stdout, result.stderr)
+    assert f"the server of chat (process {process.pid}) runs though its card is lent to this test" in result.stderr
+    assert server.process() == process
+    asyncio.run(server.control.stop())
+    server.release(lease)
+    back(server, "chat")

@@ -133,18 +133,6 @@ class Held(Server):
         except (OSError, urllib.error.HTTPError):
             return None
 
-    def alerts(self, since: str = "0") -> list[str]:
-        """The texts of all alerts in the retained log."""
-        texts: list[str] = []
-        with urllib.request.urlopen(f"{self.url}/api/events?since={since}&follow=0", timeout=20) as answer:
-            kind = ""
-            for raw in answer:
-                if raw.startswith(b"event:"):
-                    kind = raw[6:].decode().strip()
-                elif raw.startswith(b"data:") and kind == "alert":
-                    texts.append(str(json.loads(raw[5:])["text"]))
-        return texts
-
 
 @contextmanager
 def with_its_own_router(folder: Path) -> Generator[Held]:

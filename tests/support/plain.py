@@ -1,4 +1,4 @@
-"""A real llama-server with one model, started and stopped by the product's own control: what `LlamaServer` is for.
+"""A real llama-server with one model, and a serve over it: started and stopped by the product's own control.
 
 Invariant: whoever made one ends it with `stop`; nothing runs before somebody starts it.
 """
@@ -6,12 +6,18 @@ Invariant: whoever made one ends it with `stop`; nothing runs before somebody st
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from swapper.demo.server import find_llama_server
-from tests.support.router import free_port
+from tests.support.matrix import back
+from tests.support.router import RealRouter, free_port
+from tests.support.server import Server
 from workers.control.command import CommandControl
 
 
@@ -51,3 +57,49 @@ class PlainServer:
         asyncio.run(self.control().stop())
         shutil.rmtree(self.slot_dir, ignore_errors=True)
         self.slot_dir.mkdir(parents=True, exist_ok=True)
+
+
+class PlainServe(Server):
+    """`swapper serve` over one llama-server that it starts itself, without any router: the tenant `chat`."""
+
+    def __init__(self, folder: Path, plain: PlainServer) -> None:
+        super().__init__(folder, RealRouter(folder / "no-router", {}), {}, slot_dir=plain.slot_dir)
+        self.config.write_text(
+            f"""
+listen: 127.0.0.1:{self.port}
+state_dir: {self.state_dir}
+cards: {{gpu0: {{probe: declared, vram: 24GiB}}}}
+tenants:
+  chat:
+    kind: llama-server
+    control: command
+    command: {json.dumps(plain.command)}
+    card: gpu0
+    url: {plain.url}
+    slot_dir: {plain.slot_dir}
+    models: {{alpha: {{vram: 8GiB, aliases: [gpt-4o], default: true}}}}
+"""
+        )
+        self.control = CommandControl("chat", plain.command, self.state_dir / "servers" / "chat")
+
+    def process(self) -> psutil.Process:
+        """The llama-server's, which must run."""
+        pid = self.control.pid()
+        assert pid is not None, "the llama-server runs"
+        return psutil.Process(pid)
+
+
+@contextmanager
+def with_its_own_server(
+    folder: Path, model: Path, *, program: Sequence[str] | None = None, env: Mapping[str, str] | None = None
+) -> Generator[PlainServe]:
+    """One whose model is loaded; both are stopped at the end. `program`: another one than the shipped one."""
+    server = PlainServe(folder / "swapper", PlainServer(folder / "plain", model))
+    server.program, server.env = program or server.program, env or {}
+    try:
+        server.start()
+        back(server, "chat")
+        yield server
+    finally:
+        server.stop()
+        asyncio.run(server.control.stop())

@@ -26,6 +26,9 @@ Json = dict[str, object]
 ALPHA = {"alpha": "{vram: 8GiB, default: true}"}
 """The one model that most tests need, and its traits."""
 
+KINDS = {"alpha": "slots", "lfm": "rewind", "gemma": "replay"}
+"""Dense attention, hybrid (shortconv), sliding window: the strategy of each."""
+
 
 class Server:
     """`swapper serve` on a port of its own; start, kill and start again keep folder and port."""
@@ -47,6 +50,7 @@ class Server:
         self.url = f"http://127.0.0.1:{self.port}"
         self.config = folder / "swapper.yaml"
         self.state_dir = folder / "state"
+        self.slot_dir = slot_dir or router.slot_dir
         self.log_path = folder / "serve.log"
         folder.mkdir(parents=True, exist_ok=True)
         self.config.write_text(
@@ -60,7 +64,7 @@ tenants:
     control: {"command" if owned else "attach"}
     card: gpu0
     url: {router.url}
-    slot_dir: {slot_dir or router.slot_dir}
+    slot_dir: {self.slot_dir}
     preset: {router.preset}
     snapshots: {snapshots}
     models: {{{", ".join(f"{name}: {traits}" for name, traits in models.items())}}}
@@ -171,6 +175,18 @@ tenants:
                 return found
             time.sleep(0.02)
         raise AssertionError(f"not within {limit_s:g} s; the status is {self.get('/api/status')}")
+
+    def alerts(self, since: str = "0") -> list[str]:
+        """The texts of all alerts in the retained log."""
+        texts: list[str] = []
+        with urllib.request.urlopen(f"{self.url}/api/events?since={since}&follow=0", timeout=20) as answer:
+            kind = ""
+            for raw in answer:
+                if raw.startswith(b"event:"):
+                    kind = raw[6:].decode().strip()
+                elif raw.startswith(b"data:") and kind == "alert":
+                    texts.append(str(json.loads(raw[5:])["text"]))
+        return texts
 
     def get(self, path: str) -> Json:
         """GET, JSON where it is JSON."""

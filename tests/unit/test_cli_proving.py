@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -17,19 +18,22 @@ from swapper.client import SwapperClient
 from swapper.core.conversations import Strategy
 from swapper.core.types import LeaseState
 from swapper.errors import SwapperError
+from swapper.statefolder import StateFolder
 from tests.support.api import Served, served
 from tests.unit.test_cli import swapper
 
-PLAIN = """
-cards: {gpu0: {probe: declared, vram: 24GiB}}
+CONFIG = """
+state_dir: state
+cards: {{gpu0: {{probe: declared, vram: 24GiB}}}}
 tenants:
   plain:
-    kind: llama-server
-    control: command
+    kind: {kind}
+    control: {control}
     command: [llama-server, -m, x.gguf]
     card: gpu0
     url: http://127.0.0.1:1
-    vram: 1GiB
+    evict: {evict}
+    models: {{med: {{vram: 1GiB}}}}
 """
 NOBODY: list[str] = []
 
@@ -58,12 +62,37 @@ def borrow(client: SwapperClient, wait_s: float | None = None) -> AbstractAsyncC
     return borrowed.borrowed(client, "gpu0", "trial", wait_s=wait_s, say=NOBODY.append)
 
 
-async def test_a_kind_that_cannot_be_tried_is_told_why(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("traits", "why"),
+    [
+        ({"kind": "ollama"}, "kind ollama keeps no conversations that could be tested"),
+        ({"evict": "never"}, "evict: never keeps it on its card, also beside a lease"),
+        ({"control": "attach"}, "control attach cannot be tested: the test starts and ends servers of control command"),
+        ({}, "no swapper serve runs on this machine with state_dir {folder}/state: test a llama-server where"),
+    ],
+)
+async def test_what_cannot_be_tried_or_not_from_here_is_told_why(
+    tmp_path: Path, traits: dict[str, str], why: str
+) -> None:
     config = tmp_path / "swapper.yaml"
-    config.write_text(PLAIN)
-    result = await swapper("snapshots", "test", "plain", "-c", str(config))
+    config.write_text(CONFIG.format(**{"kind": "llama-server", "control": "command", "evict": "auto", **traits}))
+    result = await swapper("snapshots", "test", "med", "-c", str(config))
     assert result.exit_code == 2
-    assert "kind llama-server cannot be tried yet" in result.stderr
+    assert why.format(folder=tmp_path) in result.stderr.replace("\n", " ")
+
+
+async def test_a_server_of_another_users_serve_is_not_started_by_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What we started and wrote there serve could neither end nor read."""
+    config = tmp_path / "swapper.yaml"
+    config.write_text(CONFIG.format(kind="llama-server", control="command", evict="auto"))
+    folder = StateFolder(tmp_path / "state")
+    monkeypatch.setattr(os, "getuid", lambda: -1)
+    result = await swapper("snapshots", "test", "med", "-c", str(config))
+    folder.release()
+    assert result.exit_code == 2
+    assert f"swapper serve (process {os.getpid()}) runs as the user" in result.stderr.replace("\n", " ")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -303,3 +304,29 @@ async def test_what_is_attached_is_never_started_or_stopped() -> None:
         await control.stop()
     with pytest.raises(BackendRefused, match="llama is attached"):
         await control.restart()
+
+
+async def test_a_start_that_is_cancelled_is_on_record_when_that_is_over(
+    make: Make, fifo: Fifo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else whoever gives up and stops it finds nothing, and the process begins afterwards."""
+    control, begun, go_on = make("exec cat fifo"), asyncio.Event(), threading.Event()
+    loop, launch = asyncio.get_running_loop(), control._launch  # pyright: ignore[reportPrivateUsage]
+
+    def late() -> None:
+        loop.call_soon_threadsafe(begun.set)
+        go_on.wait()
+        launch()
+
+    monkeypatch.setattr(control, "_launch", late)
+    starting = asyncio.create_task(control.ensure())
+    await begun.wait()
+    starting.cancel()
+    stopping = asyncio.create_task(control.stop())
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await stopping
+    ended = control.exit_status()
+    assert ended is not None, "it was started"
+    assert ended.signal == signal.SIGTERM

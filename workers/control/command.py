@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,7 +120,7 @@ class CommandControl:
     async def _ensure(self) -> None:
         if self.pid() is None:
             await self._stop(_LEFTOVER_MS)
-            await asyncio.to_thread(self._launch)
+            await _finished(asyncio.to_thread(self._launch))
 
     def _launch(self) -> None:
         """Start the launcher and wait for its answer; another starter's process counts as ours."""
@@ -165,6 +165,18 @@ class CommandControl:
                 left = ", ".join(map(str, _session(process)))
                 raise BackendError(f"{self._name}: process {left} survived KILL; it hangs in the kernel")
         await _until(lambda: not _runs(process.session), _EXIT_WRITTEN_S)
+
+
+async def _finished(work: Coroutine[None, None, None]) -> None:
+    """As `await work`, but whoever cancels it waits until it is over: what it started is on record then."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        with suppress(BackendError):
+            task.result()
+        raise
 
 
 async def _terminated(process: _Process, grace_s: float) -> bool:
