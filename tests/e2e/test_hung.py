@@ -11,7 +11,10 @@ from typing import cast
 import psutil
 import pytest
 
+from swapper.demo.models import make_models
 from tests.support.matrix import STORY, Held, back, child_of, eventually, router_of, status_of, with_its_own_router
+from tests.support.plain import with_its_own_server
+from tests.support.server import Server
 
 BACK_S = 75.0
 """Half a minute of silence, its end by KILL, and a new start."""
@@ -29,7 +32,7 @@ def hang(process: psutil.Process) -> None:
     eventually(lambda: process.status() == psutil.STATUS_STOPPED, "it is stopped")
 
 
-def problems(server: Held) -> list[str]:
+def problems(server: Server) -> list[str]:
     return cast("list[str]", server.get("/api/status")["problems"])
 
 
@@ -66,3 +69,17 @@ def test_a_router_that_goes_on_in_time_is_left_alone(server: Held) -> None:
     os.kill(router.pid, signal.SIGCONT)
     back(server, "llama/alpha")
     assert router_of(server) == router
+
+
+def test_a_plain_server_that_hangs_is_ended_and_started_anew(tmp_path: Path) -> None:
+    model = make_models(tmp_path, ["alpha"])["alpha"]
+    with with_its_own_server(tmp_path, model, program=("-m", "tests.support.impatient")) as server:
+        process = server.process()
+        hang(process)
+        eventually(lambda: "the server of chat does not answer" in problems(server), "it is told")
+        eventually(lambda: not process.is_running(), "it is ended, though it heeds no TERM")
+        back(server, "chat", limit_s=BACK_S)
+        assert server.process() != process
+        said = f"chat (process {process.pid}) lived and answered nothing for 4 s: ended, to be started anew"
+        assert said in server.alerts()
+        assert server.chat("chat", STORY)["choices"]
