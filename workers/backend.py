@@ -129,12 +129,14 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Displaced:
-    """What made room for a restore, on disk now. `id` as in `Talk`, "" where nobody knows."""
+    """What made room for a restore, on disk now. `id`, `links`, `used_ms` as in `Talk`, "" and none: nobody knows."""
 
     snapshot: str
     tokens: int
     bytes: int
     id: str = ""
+    links: tuple[str, ...] = ()
+    used_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,11 +227,25 @@ class Room:
     """How room is made for a restore: what leaves is saved under the fresh `name`, as a save of the swap `token`.
 
     `talks` are the conversations believed to be in the server: the one that alone can be what the slot holds is it.
+    `tells`: before something leaves that was used since it came, that is told (`WouldPushOut`), and nothing done.
+    `takes`: what was told and may leave now, if it is as it was then; `strategy` is what it was made ready by.
     """
 
     name: str
     talks: tuple[Talk, ...] = ()
     token: int = 0
+    tells: bool = False
+    takes: SlotUse | None = None
+    strategy: str = "slots"
+
+
+class WouldPushOut(Exception):
+    """A restore was not begun: it would take this slot. `id`: whose conversation lies there, "" where nobody knows."""
+
+    def __init__(self, use: SlotUse, id_: str = "") -> None:
+        super().__init__(f"slot {use.slot} with {use.tokens} tokens would have to make room")
+        self.use = use
+        self.id = id_
 
 
 class SaveUnsupported(Exception):
@@ -274,7 +290,8 @@ class Backend(Protocol):
         """Put a snapshot into a slot, after size, digest and fingerprint were checked; that slot must be empty.
 
         `slot` -1: an empty idle one, else the idle one unused for longest, which is saved first as `room` says (None:
-        only an empty one will do). Whatever is being spoken to is never taken.
+        only an empty one will do). Whatever is being spoken to is never taken. Raises WouldPushOut where the room says
+        so.
         """
         ...
 

@@ -6,7 +6,9 @@ sentence; anything else is raised for the supervisor. It knows backends and prob
 Data of the answers: drain `slots: [{slot, tokens}], strategies, fingerprint`, or `gone: true`; save `snapshot, slot,
 tokens, bytes` (tokens 0: an empty slot, nothing kept), or failed with `unsupported: true`, or with `busy: true` where a
 call goes first; load `n_slots, n_ctx_slot, n_ctx_shared, snapshots: [SnapshotInfo], strategies, fingerprint`; restore
-`slot, tokens, displaced` (what made room for it, or null); vacate `free_mib`, failed also `holders: [str]`; release
+`slot, tokens, displaced` (what made room for it, or null), or `leaves: {slot, tokens, id}` where nothing was done since
+this would have to make room and that was to be told first; vacate `free_mib`, failed also `holders: [str]`,
+and `unread`, why, where the memory could not be read; release
 nothing.
 """
 
@@ -20,7 +22,17 @@ import msgspec
 
 from swapper.core.types import Command, Step
 from swapper.errors import BackendBusy, BackendError, BackendRefused
-from workers.backend import Backend, Loaded, Quiesced, Room, SaveArgs, SaveUnsupported, Talk
+from workers.backend import (
+    Backend,
+    Loaded,
+    Quiesced,
+    Room,
+    SaveArgs,
+    SaveUnsupported,
+    SlotUse,
+    Talk,
+    WouldPushOut,
+)
 from workers.observe import Sight
 from workers.vacate import Left, VacateArgs, vacate
 
@@ -62,6 +74,14 @@ class _Restore(msgspec.Struct, frozen=True):
     slot: int
     displaced: str = ""
     talks: tuple[Talk, ...] = ()
+    tells: bool = False
+    takes: SlotUse | None = None
+    strategy: str = "slots"
+
+    def room(self, token: int) -> Room | None:
+        """For a restore beside the calls; None: into the slot that is named."""
+        name = self.displaced
+        return Room(name, self.talks, token, self.tells, self.takes, self.strategy) if name else None
 
 
 class Verbs:
@@ -180,11 +200,12 @@ async def _load(backend: Backend, tenant: str, _command: Command) -> Outcome:
 
 async def _restore(backend: Backend, tenant: str, command: Command) -> Outcome:
     args = _args(command, _Restore)
-    room = Room(args.displaced, args.talks, command.token) if args.displaced else None
     try:
-        restored = await backend.restore(tenant, args.snapshot, args.slot, room)
+        restored = await backend.restore(tenant, args.snapshot, args.slot, args.room(command.token))
     except BackendBusy as busy:
         return Outcome(False, str(busy), data={"busy": True})
+    except WouldPushOut as would:
+        return Outcome(True, data={"leaves": {**asdict(would.use), "id": would.id}})
     displaced = asdict(restored.displaced) if restored.displaced is not None else None
     data = {"slot": restored.slot, "tokens": restored.tokens, "displaced": displaced}
     return Outcome(True, backend_ms=restored.backend_ms, data=data)

@@ -31,6 +31,8 @@ def take(draft: Draft, command: Command, report: Report) -> None:
     stage = draft.swap.stage
     if periodic.runs(draft.swap):
         periodic.take(draft, command, report)
+    elif tend.brings(draft.swap):
+        tend.take(draft, command, report)
     elif command.verb == keeping.RECALL:
         _recalled(draft, command, report)
     elif command.verb != "cut" and not (report.outcome != "ok" and _again(draft, command)):
@@ -45,6 +47,8 @@ def settle(draft: Draft, stage: Step, *tenants: str | None) -> None:
     if periodic.runs(draft.swap):
         if not draft.swap.pending:
             periodic.go_on(draft)
+        return
+    if tend.brings(draft.swap) and not draft.swap.pending and tend.go_on(draft):
         return
     waits_for_server = stage is Step.DRAIN and not draft.swap.asked
     for tenant in tenants:
@@ -200,7 +204,10 @@ def _loaded(draft: Draft, command: Command, report: Report) -> None:
     assert command.tenant is not None
     tenant = command.tenant
     if report.outcome != "ok":
-        _load_failed(draft, tenant, report.detail or "the load failed")
+        reason = report.detail or "the load failed"
+        if report.data.get("out_of_memory") and _crowded(draft, tenant, reason):
+            return
+        _load_failed(draft, tenant, reason)
         return
     draft.card = replace(draft.card, failed={t: f for t, f in draft.card.failed.items() if t != tenant})
     keeping.learn(draft, tenant, report.data)
@@ -210,7 +217,29 @@ def _loaded(draft: Draft, command: Command, report: Report) -> None:
     room = plan.Room(_int(report.data, "n_slots"), shared if isinstance(shared, int) else None)
     back = comeback.of_tenant(draft, tenant, [comeback.candidate(s) for s in offered], room)
     draft.update(conversations=(*others, *back))
+    comeback.loaded_anew(draft, tenant)
     periodic.put_off(draft, tenant)
+
+
+def _crowded(draft: Draft, tenant: str, reason: str) -> bool:
+    """It takes more than was thought: it is tried again at once, once, with one resident fewer. False: nobody is left.
+
+    Who left for it is not brought back in between.
+    """
+    before, swap = draft.card.failed.get(tenant), draft.swap
+    if swap.grants or swap.back or (before and before.crowded):
+        return False
+    victims = policy.evictable(draft.world, draft.spec, draft.card)
+    if not victims:
+        return False
+    draft.finish(Step.LOAD, tenant, StepOutcome.FAILED, reason)
+    failure = Failure(reason, before.count + 1 if before else 1, draft.now, crowded=True)
+    draft.card = replace(draft.card, failed={**draft.card.failed, tenant: failure})
+    text = f"{tenant} ran out of memory while it was loaded; {victims[0]} leaves as well, and it is tried once more"
+    draft.alert(f"{text}: {reason}", tenant=tenant)
+    if not plan.arriving(draft.swap) and not draft.swap.pending:
+        end_in_fault(draft, reason, outcome="compensated")
+    return True
 
 
 def _load_failed(draft: Draft, tenant: str, reason: str) -> None:
@@ -218,7 +247,8 @@ def _load_failed(draft: Draft, tenant: str, reason: str) -> None:
     before = draft.card.failed.get(tenant)
     count = before.count + 1 if before else 1
     displaces = draft.swap.from_ and not draft.swap.back
-    failure = Failure(reason, count, draft.now + _rest(count, FIRST_REST_MS if displaces else SHORT_REST_MS))
+    rest = _rest(count, FIRST_REST_MS if displaces else SHORT_REST_MS)
+    failure = Failure(reason, count, draft.now + rest, crowded=before is not None and before.crowded)
     draft.card = replace(draft.card, failed={**draft.card.failed, tenant: failure})
     draft.alert(f"{tenant} could not be loaded: {reason}", AlertKind.NOT_LOADED, tenant=tenant)
     swap = draft.swap
@@ -234,29 +264,6 @@ def _load_failed(draft: Draft, tenant: str, reason: str) -> None:
 
 def _rest(count: int, first_ms: int = FIRST_REST_MS) -> int:
     return min(first_ms * 2 ** (count - 1), LONGEST_REST_MS)
-
-
-def _restored(draft: Draft, command: Command, report: Report) -> None:
-    name = str(command.args["snapshot"])
-    if report.outcome == "ok":
-        there = {k: _int(report.data, k) for k in ("slot", "tokens") if k in report.data}
-        keeping.mark(draft, name, restored=True, result=ProofResult.UNPROVED, **there)
-        _displaced(draft, command, report)
-    elif report.data.get("busy"):
-        keeping.mark(draft, name, kept=True, reason=comeback.ON_DISK)
-    else:
-        reason = report.detail or "the restore failed"
-        keeping.mark(draft, name, result=ProofResult.COLD, reason=reason)
-        draft.finish(Step.RESTORE, command.tenant, StepOutcome.FAILED, reason)
-
-
-def _displaced(draft: Draft, command: Command, report: Report) -> None:
-    """A conversation that was saved to make room for another: on disk from now on."""
-    said = cast("Mapping[str, object] | None", report.data.get("displaced"))
-    if said and command.tenant is not None:
-        made_room = comeback.kept(command.tenant, comeback.candidate(said))
-        draft.update(conversations=(*draft.swap.conversations, made_room))
-        draft.conversations.append(made_room)
 
 
 def _opened(draft: Draft, command: Command, report: Report) -> None:
@@ -325,6 +332,6 @@ _TAKE: Mapping[Step, Callable[[Draft, Command, Report], None]] = {
     Step.RELEASE: _released,
     Step.VACATE: _vacated,
     Step.LOAD: _loaded,
-    Step.RESTORE: _restored,
+    Step.RESTORE: comeback.restored,
     Step.OPEN: _opened,
 }

@@ -5,7 +5,7 @@ Each is restored now, kept on disk until it is asked for, replayed from its text
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -13,7 +13,10 @@ from swapper.core import keeping, plan
 from swapper.core.conversations import Conversation, ProofResult, Strategy
 from swapper.core.draft import Draft
 from swapper.core.plan import Candidate
+from swapper.core.types import Command, Report, Step, StepOutcome
 
+MOST = 100
+"""So many that had to make room are remembered of a card, the last ones."""
 ON_DISK = "on disk: it comes back when it is asked for"
 _NOBODYS = "there was no room for it, and nobody knows whose conversation it is, so that nobody can ask for it"
 _NO_ROOM = "there are more conversations than slots to replay them into"
@@ -108,6 +111,45 @@ def _replayed(draft: Draft, tenant: str, lines: Sequence[Conversation], room: in
 def _again(refused: Conversation) -> Conversation:
     """The second line of a conversation whose snapshot must not be used."""
     return replace(refused, snapshot=f"{keeping.REPLAYED}{refused.head}", strategy=Strategy.REPLAY)
+
+
+def restored(draft: Draft, command: Command, report: Report) -> None:
+    """An agent has put a conversation into a slot, or could not."""
+    name = str(command.args["snapshot"])
+    if report.outcome == "ok":
+        there = {k: _int(report.data, k) for k in ("slot", "tokens") if k in report.data}
+        keeping.mark(draft, name, restored=True, result=ProofResult.UNPROVED, **there)
+        _not_displaced(draft, lambda talk: talk.snapshot == name)
+        _displaced(draft, command, report)
+    elif report.data.get("busy"):
+        keeping.mark(draft, name, kept=True, reason=ON_DISK)
+    else:
+        reason = report.detail or "the restore failed"
+        keeping.mark(draft, name, result=ProofResult.COLD, reason=reason)
+        _not_displaced(draft, lambda talk: talk.snapshot == name)
+        draft.finish(Step.RESTORE, command.tenant, StepOutcome.FAILED, reason)
+
+
+def _displaced(draft: Draft, command: Command, report: Report) -> None:
+    """A conversation that was saved to make room for another: on disk from now on."""
+    said = cast("Mapping[str, object] | None", report.data.get("displaced"))
+    if said and command.tenant is not None:
+        made_room = kept(command.tenant, candidate(said))
+        draft.update(conversations=(*draft.swap.conversations, made_room))
+        draft.conversations.append(made_room)
+        draft.card = replace(draft.card, displaced=(*draft.card.displaced, made_room)[-MOST:])
+
+
+def loaded_anew(draft: Draft, tenant: str) -> None:
+    """The lines of its load tell of all that is on disk."""
+    _not_displaced(draft, lambda talk: talk.tenant == tenant)
+
+
+def _not_displaced(draft: Draft, those: Callable[[Conversation], bool]) -> None:
+    """They are on disk no more, or told of elsewhere."""
+    left = tuple(talk for talk in draft.card.displaced if not those(talk))
+    if left != draft.card.displaced:
+        draft.card = replace(draft.card, displaced=left)
 
 
 def _int(data: Mapping[str, object], key: str) -> int:

@@ -226,24 +226,10 @@ def _begin_load(draft: Draft) -> None:
 
 def _begin_restore(draft: Draft) -> None:
     for talk in draft.swap.conversations:
-        if talk.tenant in (*draft.swap.to, draft.swap.tends) and _to_restore(talk):
+        if talk.tenant in draft.swap.to and _to_restore(talk):
             draft.record(Step.RESTORE, talk.tenant)
-            draft.command(draft.agent_of(talk.tenant), Step.RESTORE, talk.tenant, _restore_args(draft.swap, talk))
-
-
-def _restore_args(swap: Swap, talk: Conversation) -> Mapping[str, object]:
-    """Into a slot beside traffic, the agent chooses which; what lies there is saved first, as whoever it may be."""
-    args: dict[str, object] = {"snapshot": talk.snapshot, "slot": talk.slot}
-    if talk.slot < 0:
-        args["displaced"] = plan.snapshot_name(talk.tenant, swap.token, "d")
-        args["talks"] = [_as_told(c) for c in swap.known]
-    return args
-
-
-def _as_told(c: Conversation) -> Mapping[str, object]:
-    """A conversation believed to be in the server; `slot` where it was seen."""
-    slot = c.slot if c.slot >= 0 else None
-    return {"id": c.head, "links": list(c.links), "tokens": c.tokens, "used_ms": c.used_ms, "slot": slot}
+            args = {"snapshot": talk.snapshot, "slot": talk.slot}
+            draft.command(draft.agent_of(talk.tenant), Step.RESTORE, talk.tenant, args)
 
 
 def _to_restore(talk: Conversation) -> bool:

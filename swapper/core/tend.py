@@ -2,20 +2,31 @@
 
 This runs as a swap of its own that moves nobody, so that it is fenced, resumed and answered like any other, and no
 other swap begins beside it; it is not listed among the swaps.
+
+The agent chooses the slot, and saves what lies there. Of a model whose conversations are rewound before a save it says
+first which one would have to leave, where that one was used since it came: it is recalled, and leaves after that.
 """
 
 from __future__ import annotations
 
-from swapper.core import keeping
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import cast
+
+from swapper.core import comeback, keeping, plan, saving
 from swapper.core.commit import Commit
-from swapper.core.conversations import Conversation
+from swapper.core.conversations import Conversation, Strategy
 from swapper.core.draft import Draft
 from swapper.core.spec import Spec
-from swapper.core.steps import PLACED, enter
-from swapper.core.types import Card, Report, Step, Swap, World
+from swapper.core.steps import PLACED
+from swapper.core.types import Card, Command, Report, Step, Swap, World
 
 ANY_SLOT = -1
 """The agent chooses: an empty slot, or the one that was used least recently, which is saved first."""
+REWIND_MS = 5_000
+"""A call waits for what comes back: rewinding what leaves for it may take half of its time."""
+MOST_COMMANDS = 8
+"""After so many, each for a slot that was gone on with meanwhile, whatever makes room leaves as it lies."""
 
 
 def on_wanted(world: World, spec: Spec, report: Report, *, swap_id: str, token: int) -> Commit | None:
@@ -53,5 +64,84 @@ def on_wanted(world: World, spec: Spec, report: Report, *, swap_id: str, token: 
             tends=configured.id,
         )
     )
-    enter(draft, Step.RESTORE)
+    draft.record(Step.RESTORE, configured.id)
+    _restore(draft)
     return draft.commit()
+
+
+def brings(swap: Swap) -> bool:
+    """Whether this is such a swap."""
+    return swap.tends is not None and swap.stage is Step.RESTORE
+
+
+def take(draft: Draft, command: Command, report: Report) -> None:
+    """Take an answer; it is not pending any more."""
+    ok = report.outcome == "ok"
+    match command.verb:
+        case keeping.RECALL if ok:
+            _rewound(draft, command, report)
+        case Step.RESTORE if ok and (leaves := report.data.get("leaves")):
+            _leaves(draft, cast("Mapping[str, object]", leaves))
+        case Step.RESTORE:
+            comeback.restored(draft, command, report)
+        case _:
+            pass  # it could not be recalled, and leaves as it lies
+
+
+def go_on(draft: Draft) -> bool:
+    """Nothing is pending. True: it did not come yet, and is ordered again, whoever was to be recalled for it."""
+    asked = draft.swap.conversations[0]
+    if asked.restored or asked.kept or asked.result is not None:
+        return False
+    _restore(draft)
+    return True
+
+
+def _leaves(draft: Draft, said: Mapping[str, object]) -> None:
+    """What would make room is recalled, once; else it leaves as it lies: rewound already, or known to nobody."""
+    head, slot, tokens = str(said["id"]), cast("int", said["slot"]), cast("int", said["tokens"])
+    talk = next((c for c in saving.newest(draft.swap.known) if head and c.head == head), None)
+    sender = None if talk is None or talk.gateway is None else keeping.heir(draft, talk)
+    tried = f"{keeping.RECALL} {head} {sender}"
+    if talk is None or talk.restored or sender is None or tried in draft.swap.retried:
+        as_it_was_kept = talk is not None and talk.restored
+        _restore(draft, (slot, tokens), Strategy.REWIND if as_it_was_kept else Strategy.SLOTS)
+        return
+    draft.update(retried=(*draft.swap.retried, tried))
+    args = {"conversation": head, "name": _room(draft.swap), "limit_ms": REWIND_MS, "beside": True}
+    draft.command(sender, keeping.RECALL, draft.swap.tends, args)
+
+
+def _rewound(draft: Draft, command: Command, report: Report) -> None:
+    """It stands in its slot as its last request, and may leave."""
+    head, slot, tokens = command.args["conversation"], cast("int", report.data["slot"]), report.data["tokens"]
+    tokens = cast("int", tokens)
+    others = (c if c.slot != slot else replace(c, slot=ANY_SLOT) for c in draft.swap.known)
+    known = (replace(c, slot=slot, tokens=tokens, restored=True) if c.head == head else c for c in others)
+    draft.update(known=tuple(known))
+    _restore(draft, (slot, tokens), Strategy.REWIND)
+
+
+def _restore(draft: Draft, takes: tuple[int, int] | None = None, strategy: Strategy = Strategy.SLOTS) -> None:
+    """Order it; `takes`: the slot and the tokens in it that may make room, which `strategy` made ready."""
+    swap = draft.swap
+    tenant = cast("str", swap.tends)
+    args: dict[str, object] = {"snapshot": swap.conversations[0].snapshot, "slot": ANY_SLOT, "displaced": _room(swap)}
+    args["talks"] = [_as_told(c) for c in swap.known]
+    if keeping.of(draft.card, tenant).strategy is Strategy.REWIND and swap.next_n < MOST_COMMANDS:
+        args["tells"] = True
+    if takes is not None:
+        args["takes"] = {"slot": takes[0], "tokens": takes[1]}
+        args["strategy"] = strategy
+    draft.command(draft.agent_of(tenant), Step.RESTORE, tenant, args)
+
+
+def _room(swap: Swap) -> str:
+    """The name under which what makes room is saved."""
+    return plan.snapshot_name(cast("str", swap.tends), swap.token, "d")
+
+
+def _as_told(c: Conversation) -> Mapping[str, object]:
+    """A conversation believed to be in the server; `slot` where it was seen."""
+    slot = c.slot if c.slot >= 0 else None
+    return {"id": c.head, "links": list(c.links), "tokens": c.tokens, "used_ms": c.used_ms, "slot": slot}

@@ -291,11 +291,15 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A tenant that could not be loaded: why, how often in a row, and when it may be tried again."""
+    """A tenant that could not be loaded: why, how often in a row, and when it may be tried again.
+
+    `crowded`: it ran out of memory, so that one resident more leaves for it than its need says.
+    """
 
     reason: str
     count: int
     retry_ms: int
+    crowded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +311,8 @@ class Card:
     `return_lease` the lease that displaced them. `failed` names the tenants that could not be loaded. `ordered` is the
     newest (token, n) at an agent that changes what is seen: what was seen before it was carried out is old. `saved`:
     conversations of tenants that left, until these are loaded again. `keeping`: how each tenant's are kept.
-    `save_after`: the moment before which a tenant's idle slots are not saved by the clock.
+    `save_after`: the moment before which a tenant's idle slots are not saved by the clock. `displaced`: conversations
+    of residents that had to make room for others since the load, and are on disk.
     """
 
     name: str
@@ -324,6 +329,7 @@ class Card:
     saved: tuple[Conversation, ...] = ()
     keeping: Mapping[str, Keeping] = field(default_factory=dict[str, Keeping])
     save_after: Mapping[str, int] = field(default_factory=dict[str, int])
+    displaced: tuple[Conversation, ...] = ()
 
     @property
     def whole(self) -> Hold | None:

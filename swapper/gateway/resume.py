@@ -11,30 +11,48 @@ from dataclasses import replace
 from typing import cast
 
 from swapper.core import plan
+from swapper.core.conversations import Conversation
 from swapper.core.steps import comes_back
 from swapper.core.types import Step, StepOutcome, Swap
 from swapper.gateway.talks import Talks
-from swapper.snapshots.conversation import Place
+from swapper.snapshots.conversation import Kept, Place
 
 
-def resume(talks: Talks, tenant: str, swaps: Sequence[Swap], others: Collection[str] = ()) -> None:
+def resume(
+    talks: Talks,
+    tenant: str,
+    swaps: Sequence[Swap],
+    others: Collection[str] = (),
+    displaced: Sequence[Conversation] = (),
+) -> None:
     """Of a tenant whose gate was open when this process began. `swaps`: the last ones, the newest first.
 
     `others`: the gateways that live beside this one. What was to be replayed by one that is dead is taken over.
+    `displaced`: what has made room for others since the load, of all tenants.
     """
     if talks.opened_here(tenant):
         return  # a swap has told since
+    on_disk = [_as_kept(talk) for talk in displaced if talk.tenant == tenant]
+    # Also what made room since this process began, and was told at once.
+    told = (talk for talk in talks.index.conversations(tenant) if talk.place is Place.DISK)
+    on_disk += [Kept(talk.snapshot, talk.id, (), talk.tokens, talk.used_ms) for talk in told]
     last = next((swap for swap in swaps if _loaded(swap, tenant)), None)
     loaded_ms = 0
     if last is not None:
         loaded_ms = last.ended_ms or last.started_ms
         there = tuple(talk for talk in last.conversations if not talk.kept or talk.result is None)
         args = comes_back(replace(last, conversations=there), tenant)
-        told = {"loaded": True, "recall": _ours(args, others), "unproved": _unseen(args)}
-        talks.opened(tenant, last.card, last.id, {**args, **told})
+        came = {"loaded": True, "recall": _ours(args, others), "unproved": _unseen(args)}
+        talks.opened(tenant, last.card, last.id, {**args, **came})
+    for one in on_disk:
+        talks.index.stored(tenant, one)
     for talk in talks.index.conversations(tenant):
         if talk.place is Place.COLD and talk.request is not None and talk.used_ms >= loaded_ms:
             talks.index.found(tenant, talk.id)
+
+
+def _as_kept(talk: Conversation) -> Kept:
+    return Kept(talk.snapshot, talk.head, talk.links, talk.tokens, talk.used_ms)
 
 
 def _unseen(args: Mapping[str, object]) -> list[dict[str, object]]:

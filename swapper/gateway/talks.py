@@ -17,6 +17,7 @@ import msgspec
 
 from swapper.core.conversations import WORTH_TOKENS, ProofResult, Strategy
 from swapper.core.types import Command, Report
+from swapper.gateway.bring import Bringing
 from swapper.gateway.known import Known
 from swapper.gateway.proof import Ledger, Reuse, Tail, Unproved, finding, pick_slot, read_slots, read_unproved
 from swapper.gateway.recall import Recalled, RecallFailed, recall
@@ -31,12 +32,8 @@ if TYPE_CHECKING:
 
 MOST = 100
 """So many conversations are told of at a time, the most recent ones."""
-BRING_S = 10.0
-"""A call waits so long for its conversation to come back from disk; then the server reads the prompt."""
 LOOK_S = 2.0
 """A drained gateway waits so long for answers that are still being looked at."""
-AGAIN_S = 0.1
-"""Where something short is in the way of that, it is asked for again so much later."""
 
 
 class Talks:
@@ -59,11 +56,11 @@ class Talks:
         self._ledgers: dict[str, Ledger] = {}
         self._moves: dict[str, int] = {}
         self._unsettled: dict[str, list[int | None]] = {}
-        self._coming: dict[tuple[str, str], asyncio.Future[bool]] = {}
         self._unread: dict[str, list[str]] = {}
-        self._wanted: dict[tuple[str, str], Report] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._replays = Replays(self._quiet, self._replay)
+        self._recalls: dict[tuple[str, str], asyncio.Event] = {}
+        self._bringing = Bringing(send, self._in_background)
         self._ctx: GatewayContext | None = None
         self._written: Written | None = None
 
@@ -99,8 +96,7 @@ class Talks:
     async def close(self) -> None:
         """Give up what is being looked at, replayed or waited for."""
         self._replays.stop_all()
-        for waiting in self._coming.values():
-            waiting.cancel()
+        self._bringing.close()
         for task in tuple(self._tasks):
             task.cancel()
         await self.idle()
@@ -122,33 +118,21 @@ class Talks:
         match = None if known is None else known.match(self.index)
         talk = None if match is None else match.conversation
         await self._replays.make_room(tenant, talk.id if talk is not None and match is not None else None)
+        if talk is not None and (recall := self._recalls.get((tenant, talk.id))) is not None:
+            await recall.wait()  # beside it this call would find the slot at work, and be read anew in another
         if match is None or talk is None or talk.place is not Place.DISK or not match.of_use:
             return True
         if talk.tokens >= WORTH_TOKENS:
-            await self._bring(tenant, talk.id, talk.snapshot, talk.tokens)
+            await self._bringing.wait(tenant, talk.snapshot, lambda: self._wanted(tenant, talk))
         return self._ctx is None or self._ctx.admission.gate(tenant).open
 
-    async def _bring(self, tenant: str, name: str, snapshot: str, tokens: int) -> None:
-        key = (tenant, snapshot)
-        coming = self._coming.get(key)
-        if coming is None:
-            coming = self._coming[key] = asyncio.get_running_loop().create_future()
-            await self.looked()  # what makes room for it is told by its slot
-            ledger = self._ledgers.get(tenant)
-            data = {"snapshot": snapshot, "id": name, "tokens": tokens, "talks": self.told(tenant)}
-            card = "" if ledger is None else ledger.card
-            self._wanted[key] = Report(self._executor, card, tenant, 0, 0, "wanted", "ok", data=data)
-            self._in_background(self._send(self._wanted[key]))
-        await asyncio.wait({coming}, timeout=BRING_S)
-        if not coming.done():
-            self._coming.pop(key, None)
-            self._wanted.pop(key, None)
-
-    async def _ask_again(self, key: tuple[str, str]) -> None:
-        """Once more, for as long as a call waits for it."""
-        await asyncio.sleep(AGAIN_S)
-        if key in self._wanted:
-            await self._send(self._wanted[key])
+    async def _wanted(self, tenant: str, talk: Conversation) -> Report:
+        """What is told to have a conversation back from disk."""
+        await self.looked()  # what makes room for it is told by its slot
+        ledger = self._ledgers.get(tenant)
+        data = {"snapshot": talk.snapshot, "id": talk.id, "tokens": talk.tokens, "talks": self.told(tenant)}
+        card = "" if ledger is None else ledger.card
+        return Report(self._executor, card, tenant, 0, 0, "wanted", "ok", data=data)
 
     def saved(self, tenant: str, args: Mapping[str, object]) -> None:
         """A conversation was saved beside the calls, and is in the server all the same."""
@@ -245,8 +229,7 @@ class Talks:
                 self._unread.setdefault(tenant, []).append(name)
                 why = "the model was unloaded before its turn to be replayed came; it is tried after the next load"
                 self._tell_replay(tenant, ledger, {"snapshot": snapshot}, "failed", why)
-        for key in [key for key in self._coming if key[0] == tenant]:
-            self._arrived(key, came=False)
+        self._bringing.closed(tenant)
 
     def opened_here(self, tenant: str) -> bool:
         """Whether this process was told what came back with the tenant."""
@@ -279,7 +262,7 @@ class Talks:
         """What became of a conversation that was asked for from disk, and of the one that made room for it."""
         snapshot, tokens, slot = str(args.get("snapshot")), args.get("tokens"), args.get("slot")
         for one in _read_kept(args.get("kept")):
-            self.index.stored(tenant, one.id, one.snapshot)
+            self.index.stored(tenant, one)
         talks = self.index.conversations(tenant)
         talk = next((talk for talk in talks if talk.place is Place.DISK and talk.snapshot == snapshot), None)
         if talk is not None and args.get("ok") and isinstance(slot, int):
@@ -288,30 +271,32 @@ class Talks:
             if (ledger := self._ledgers.get(tenant)) is not None:
                 ledger.expect(Unproved(snapshot, slot, had, there.id))
         elif args.get("again"):
-            self._in_background(self._ask_again((tenant, snapshot)))
+            self._bringing.ask_again(tenant, snapshot)
             return
         elif talk is not None and not args.get("stays"):
             why = str(args.get("detail") or "it could not be restored")
             self.index.lost(tenant, talk.id, why)
             self._say_cold(tenant, snapshot, why)
-        self._arrived((tenant, snapshot), came=bool(args.get("ok")))
-
-    def _arrived(self, key: tuple[str, str], *, came: bool) -> None:
-        coming = self._coming.pop(key, None)
-        self._wanted.pop(key, None)
-        if coming is not None and not coming.done():
-            coming.set_result(came)
+        self._bringing.arrived(tenant, snapshot, came=bool(args.get("ok")))
 
     async def recall(self, command: Command) -> tuple[Mapping[str, object] | None, str | None]:
         """Carry out a `recall`: the data of its answer, or why it failed."""
-        name, limit_ms = str(command.args.get("conversation")), command.args.get("limit_ms")
+        tenant, name, limit_ms = (
+            command.tenant or "",
+            str(command.args.get("conversation")),
+            command.args.get("limit_ms"),
+        )
         limit_s = (limit_ms if isinstance(limit_ms, int) else 0) / 1000
+        over = self._recalls[tenant, name] = asyncio.Event()
         try:
-            return asdict(await self._send_again(command.tenant or "", name, limit_s)), None
+            return asdict(await self._send_again(tenant, name, limit_s)), None
         except RecallFailed as failed:
             if failed.evicted and not command.args.get("beside"):
-                self.index.lost(command.tenant or "", name, str(failed))
+                self.index.lost(tenant, name, str(failed))
             return {"evicted": failed.evicted}, str(failed)
+        finally:
+            over.set()
+            self._recalls.pop((tenant, name), None)
 
     async def _send_again(self, tenant: str, name: str, limit_s: float) -> Recalled:
         """Raises RecallFailed."""

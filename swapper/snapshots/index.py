@@ -188,10 +188,18 @@ class Index:
             elif talk.place is Place.COLD or (talk.place is Place.DISK and talk.id == one.id):
                 self._set(tenant, replace(talk, place=Place.DISK, snapshot=one.snapshot, reason=""))
 
-    def stored(self, tenant: str, name: str, snapshot: str) -> None:
-        """A conversation that was in the server is on disk now, and in no slot: another one took its place."""
-        if (talk := self.conversation(tenant, name)) is not None:
-            self._set(tenant, replace(talk, place=Place.DISK, snapshot=snapshot, slot=None, reason="", restored=False))
+    def stored(self, tenant: str, one: Kept) -> None:
+        """A conversation is on disk now, and in no slot: another one took its place. Maybe it was never seen here.
+
+        What has gone on from it meanwhile is where it was, unless it was nowhere.
+        """
+        grown = next((talk for talk in self.conversations(tenant) if talk.went_on_from({one.id})), None)
+        talk = self.conversation(tenant, one.id) or grown
+        if talk is None and one.id and (links := Links.told(one.links or (one.id,))) is not None:
+            self._put(tenant, _told(links, one))
+        elif talk is not None and (talk.id == one.id or talk.place is Place.COLD):
+            there = replace(talk, place=Place.DISK, snapshot=one.snapshot, slot=None, reason="", restored=False)
+            self._set(tenant, there)
 
     def saved(self, tenant: str, name: str, snapshot: str, saved_ms: int) -> None:
         """It was saved and stays in the server; what became of it meanwhile has this as its newest snapshot."""

@@ -12,7 +12,7 @@ from swapper.errors import BackendRefused
 from tests.contract.conftest import World, backend_of
 from tests.contract.saving import LONG
 from tests.contract.talk import Talk
-from workers.backend import Backend, Room, SaveArgs, Saved, SlotUse
+from workers.backend import Backend, Room, SaveArgs, Saved, SlotUse, WouldPushOut
 from workers.backend import Talk as Conversation
 from workers.llama.http import RestoredSlot, RouterHttp, SavedSlot
 
@@ -241,3 +241,54 @@ async def test_what_must_not_be_restored_displaces_nothing(backend: Backend, tal
     with pytest.raises(BackendRefused, match="bytes instead of"):
         await backend.restore(ALPHA, saved.snapshot, -1, room)
     assert not (world.slots / room.name).exists()
+
+
+async def test_who_asks_for_it_is_told_what_would_leave_and_nothing_is_done_until_that_is_ready(
+    backend: Backend, talk: Talk
+) -> None:
+    saved = await on_disk(backend, talk)
+    newer, older = await two_others(talk)
+    talks = (Conversation("newer", tokens=newer), Conversation("older", tokens=older))
+    with pytest.raises(WouldPushOut) as told:
+        await backend.restore(ALPHA, saved.snapshot, -1, Room(fresh(), talks, tells=True))
+    assert (told.value.use, told.value.id) == (SlotUse(1, older), "older")
+    assert {use.tokens for use in (await backend.quiesce(ALPHA)).slots} == {newer, older}
+
+    await talk.say("alpha", "Other ! " + LONG[:-40], slot=1)  # it is taken back a little, and is the last one used now
+    ready = SlotUse(1, (await talk.slot("alpha", 1))["n_prompt_tokens"])
+    again = (Conversation("older", tokens=ready.tokens, slot=1), *talks)
+    room = Room(fresh(), again, tells=True, takes=ready, strategy="rewind")
+    back = await backend.restore(ALPHA, saved.snapshot, -1, room)
+    assert back.displaced is not None
+    assert (back.slot, back.displaced.id, back.displaced.tokens) == (1, "older", ready.tokens)
+    await backend.release(ALPHA, limit_ms=10_000)
+    kept = {info.snapshot: info for info in (await backend.load(ALPHA)).snapshots}
+    assert kept[room.name].strategy == "rewind"
+
+
+async def test_what_was_made_ready_and_gone_on_with_since_is_told_anew(backend: Backend, talk: Talk) -> None:
+    saved = await on_disk(backend, talk)
+    _, older = await two_others(talk)
+    await talk.say("alpha", "Other ! " + LONG + " And on.", slot=1)
+    room = Room(fresh(), (), tells=True, takes=SlotUse(1, older))
+    with pytest.raises(WouldPushOut) as told:
+        await backend.restore(ALPHA, saved.snapshot, -1, room)
+    assert told.value.use.slot == 0
+
+
+async def test_of_what_lies_as_it_came_from_disk_nobody_is_told_and_it_is_kept_the_way_it_was(
+    backend: Backend, talk: Talk
+) -> None:
+    await on_disk(backend, talk)
+    await two_others(talk)
+    kept = [await backend.save(ALPHA, SaveArgs(slot, fresh(), strategy="rewind")) for slot in (0, 1)]
+    await backend.release(ALPHA, limit_ms=10_000)
+    await backend.load(ALPHA)
+    await backend.restore(ALPHA, kept[0].snapshot, 0)
+    await talk.say("alpha", "Another. " + LONG, slot=1)
+    room = Room(fresh(), tells=True)
+    back = await backend.restore(ALPHA, kept[1].snapshot, -1, room)
+    assert (back.slot, back.displaced and back.displaced.tokens) == (0, kept[0].tokens)
+    await backend.release(ALPHA, limit_ms=10_000)
+    told = {info.snapshot: info for info in (await backend.load(ALPHA)).snapshots}
+    assert told[room.name].strategy == "rewind"

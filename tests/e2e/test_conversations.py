@@ -26,10 +26,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def serve(tmp_path: Path, models: dict[str, Path]) -> Iterator[Callable[..., Server]]:
     started: list[tuple[Server, RealRouter]] = []
 
-    def serve(model: str, *, unified: bool = False, snapshots: str = "{}") -> Server:
+    def serve(model: str, *, unified: bool = False, slots: int = 2, snapshots: str = "{}") -> Server:
         # With one cache for all slots `ctx` is the whole of it.
         defaults = {"kv-unified": str(unified).lower(), "slot-prompt-similarity": "0.5"}
-        router = RealRouter(tmp_path / "router", {model: models[model]}, ctx=24_576, defaults=defaults)
+        router = RealRouter(
+            tmp_path / "router", {model: models[model]}, parallel=slots, ctx=12_288 * slots, defaults=defaults
+        )
         server = Server(tmp_path / "swapper", router, {model: "{vram: 8GiB, default: true}"}, snapshots=snapshots)
         started.append((server, router))
         router.start()
@@ -52,6 +54,19 @@ def cache_n(answer: Json) -> int:
 
 def said(answer: Json) -> str:
     return cast("list[dict[str, dict[str, str]]]", answer["choices"])[0]["message"]["content"]
+
+
+def handed_on(answer: str) -> str:
+    """An answer as it is in the next request: without its front (reasoning, say) and the blanks around it.
+
+    Its end would be no test: the last token of an answer is never in the slot.
+    """
+    return answer.strip()[2:]
+
+
+def prompt_n(answer: Json) -> int:
+    """Tokens of the whole prompt."""
+    return cache_n(answer) + cast("dict[str, int]", answer["timings"])["prompt_n"]
 
 
 def handover(server: Server) -> None:
@@ -82,7 +97,7 @@ def test_five_conversations_on_two_slots_come_back_warm_after_a_handover(
     first = [said(server.chat(model, text(seed))) for seed in range(5)]
     handover(server)
     for seed in (4, 2, 0, 1, 3):
-        answer = server.chat(model, text(seed), first[seed].strip()[:-1], "and then?")
+        answer = server.chat(model, text(seed), handed_on(first[seed]), "and then?")
         assert cache_n(answer) >= 0.95 * 1500, (seed, answer["timings"], server.log_path.read_text()[-2000:])
     server.until(lambda _: all_are(results(server), "result", "warm", 5))
     assert {c["strategy"] for c in results(server)} == {KINDS[model]}
@@ -94,7 +109,30 @@ def test_a_sliding_window_model_is_read_again_before_anybody_asks(serve: Callabl
     handover(server)
     server.until(lambda _: all_are(results(server), "restored", True, 2))
     for seed in (0, 1):
-        answer = server.chat("gemma", text(seed), first[seed], "and then?")
+        answer = server.chat("gemma", text(seed), handed_on(first[seed]), "and then?")
         assert cache_n(answer) >= 0.95 * 1500
     server.until(lambda _: all_are(results(server), "result", "warm", 2))
     assert {c["strategy"] for c in results(server)} == {"replay"}
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("model", ["alpha", "lfm"])
+def test_conversations_that_make_room_for_one_another_while_they_are_used_all_stay_warm(
+    serve: Callable[..., Server], model: str, slots: int
+) -> None:
+    server, many = serve(model, slots=slots), slots + 2
+    talks = [[text(seed)] for seed in range(many)]
+    answers = [server.chat(model, *talk) for talk in talks]
+    handover(server)
+    for turn in range(3):
+        for nth, talk in enumerate(talks):
+            before = answers[nth]
+            talk += [handed_on(said(before)), f"and then, {turn}?"]
+            answers[nth] = server.chat(model, *talk)
+            least = prompt_n(before) - len("<|assistant|>")
+            assert cache_n(answers[nth]) >= least, (
+                turn,
+                nth,
+                answers[nth]["timings"],
+                server.log_path.read_text()[-2000:],
+            )

@@ -223,6 +223,9 @@ def _conversations(state: State, command: Command) -> tuple[State, Report]:
         return state, answer_to(command, "failed", "there is no such file")
     if (name := command.args.get("displaced")) is None:
         return state, answer_to(command, "ok")
+    if command.args.get("tells") and "takes" not in command.args:
+        (there, *_) = state.talking.talks
+        return state, answer_to(command, "ok", data={"leaves": {"slot": 0, "tokens": 1000, "id": there["id"]}})
     state = replace(state, files=(*state.files, (str(name), "")))
     return state, answer_to(command, "ok", data={"slot": 0, "tokens": 1000, "displaced": _offered(str(name), "")})
 

@@ -183,7 +183,9 @@ class Agent:
             case Step.RESTORE:
                 if command.args["snapshot"] not in {kept["snapshot"] for kept in self._machine.files.get(tenant, ())}:
                     return answer_to(command, "failed", "there is no such file")
-                if "displaced" in command.args:
+                if command.args.get("tells") and "takes" not in command.args:
+                    data = {"leaves": {"slot": 0, "tokens": 1000, "id": _first(command.args["talks"])}}
+                elif "displaced" in command.args:
                     data = {"slot": 0, "displaced": self._store(tenant, str(command.args["displaced"]), command)}
             case _:
                 pass
@@ -201,6 +203,12 @@ class Agent:
         kept = {"snapshot": name, "slot": command.args["slot"], "tokens": 1000, "bytes": 1, **about}
         self._machine.files[tenant] = [kept, *self._machine.files.get(tenant, ())][:4]
         return kept
+
+
+def _first(talks: object) -> object:
+    """Whose conversation would have to make room: the first one that is told, if any is."""
+    told = cast("Sequence[Mapping[str, object]]", talks)
+    return told[0]["id"] if told else ""
 
 
 @dataclass(slots=True)

@@ -79,6 +79,8 @@ def test_promises_are_kept_in_every_order(leases: int, budget: Budget, at_least:
         pytest.param(REWIND, Budget(crashes=1, failures=1), 2_400, id="rewind: crash, failure"),
         pytest.param(REWIND, Budget(expiries=1, losses=1), 1_300, id="rewind: expiry, loss of the gateway"),
         pytest.param(REWIND, Budget(deaths=1, wants=1), 2_000, id="rewind: death, one wanted from disk"),
+        pytest.param(REWIND, Budget(crashes=1, failures=1, wants=1), 1_000, id="rewind: crash, failure, one wanted"),
+        pytest.param(REWIND, Budget(losses=1, wants=1), 1_000, id="rewind: loss of the gateway, one wanted"),
         pytest.param(REPLAY, Budget(failures=1, losses=1), 1_000, id="replay: failure, loss of the gateway"),
         pytest.param(OFF, Budget(deaths=1, losses=1), 1_000, id="off: death, loss of the gateway"),
     ],

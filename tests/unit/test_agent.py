@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.unit.agent_doubles import MemoryLink, RecordingBackend, Running, command
-from workers.backend import Room, SaveArgs, Talk
+from workers.backend import Room, SaveArgs, SlotUse, Talk, WouldPushOut
 
 WAYS = {"strategies": ["slots", "replay"], "fingerprint": "f1"}
 
@@ -237,8 +239,27 @@ async def test_a_restore_is_told_how_room_may_be_made_and_tells_what_made_it(
         await link.send(command("restore", 9, 1, snapshot="a.bin", slot=-1, displaced="b.bin", talks=[talk]))
         report = await link.answer(9, 1)
     assert backend.rooms == [Room("b.bin", (Talk("ab", ("ab",), 50, 5),), token=9)]
-    left = {"snapshot": "b.bin", "tokens": 50, "bytes": 1024, "id": "ab"}
+    left = {"snapshot": "b.bin", "tokens": 50, "bytes": 1024, "id": "ab", "links": (), "used_ms": 0}
     assert report.data == {"slot": 1, "tokens": 100, "displaced": left}
+
+
+async def test_a_restore_that_is_to_tell_first_who_would_make_room_tells_it_and_is_told_who_may(
+    link: MemoryLink, backend: RecordingBackend, running: Running
+) -> None:
+    there = {"slot": 1, "tokens": 50}
+    talk = {"id": "ab", "tokens": 50}
+    ordered: dict[str, Any] = {"snapshot": "a.bin", "slot": -1, "displaced": "b.bin", "talks": [talk], "tells": True}
+    backend.errors["restore llama/med a.bin -1"] = WouldPushOut(SlotUse(1, 50), "ab")
+    async with running():
+        await link.send(command("restore", 9, 1, **ordered))
+        report = await link.answer(9, 1)
+        assert (report.outcome, report.data) == ("ok", {"leaves": {**there, "id": "ab"}})
+        del backend.errors["restore llama/med a.bin -1"]
+        await link.send(command("restore", 9, 2, **ordered, takes=there, strategy="rewind"))
+        assert (await link.answer(9, 2)).data["slot"] == 1
+    assert backend.rooms[1] == Room(
+        "b.bin", (Talk("ab", (), 50),), 9, tells=True, takes=SlotUse(1, 50), strategy="rewind"
+    )
 
 
 async def test_a_newer_vacate_ends_the_one_that_waits(link: MemoryLink, running: Running) -> None:

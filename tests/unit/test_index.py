@@ -121,7 +121,7 @@ def test_a_conversation_that_came_back_is_told_with_its_snapshot_and_its_slot_as
 def test_a_conversation_that_had_to_make_room_is_on_disk() -> None:
     index = Index()
     answer(index, "abc", slot=0)
-    index.stored(TENANT, chat("abc").id, "displaced.kv")
+    index.stored(TENANT, Kept("displaced.kv", chat("abc").id, (), 2_000))
     assert index.talks(TENANT) == ()
     assert index.find(TENANT, chat("abc")).conversation == index.conversation(TENANT, chat("abc").id)
     assert index.places(TENANT)[Place.DISK] == 1
@@ -302,9 +302,31 @@ def test_a_text_without_its_bytes_is_still_found_by_its_whole_blocks_and_is_no_c
 def test_who_is_unknown_is_nobody() -> None:
     index = Index()
     index.placed(TENANT, "x", 0)
-    index.stored(TENANT, "x", "one.kv")
+    index.stored(TENANT, Kept("one.kv", "x", (), 2_000))
     index.lost(TENANT, "x", "why")
     index.left(TENANT)
     index.recalled(TENANT, "x", 0, 0, None)
     assert (index.request(TENANT, "x"), index.conversation(TENANT, "x"), index.talks(TENANT)) == (None, None, ())
     assert index.find(TENANT, text("x")).conversation is None
+
+
+def test_one_that_made_room_and_was_never_seen_here_is_on_disk_all_the_same() -> None:
+    index = Index()
+    links = tuple(link.hex() for link in chat("abc").links)
+    index.stored(TENANT, Kept("displaced.kv", links[-1], links, 2_000, 5))
+    found = index.find(TENANT, chat("abcde"))
+    assert found.conversation is not None
+    assert (found.relation, found.conversation.place) == (Relation.EXTENDS, Place.DISK)
+    assert (found.conversation.snapshot, found.conversation.tokens) == ("displaced.kv", 2_000)
+
+
+def test_what_has_gone_on_since_it_made_room_stays_where_it_is() -> None:
+    index = Index()
+    answer(index, "abcde", slot=0)
+    index.stored(TENANT, Kept("displaced.kv", chat("abc").id, (chat("abc").id,), 2_000))
+    assert [talk.id for talk in index.talks(TENANT)] == [chat("abcde").id]
+    assert len(index.conversations(TENANT)) == 1
+    index.left(TENANT)
+    index.stored(TENANT, Kept("displaced.kv", chat("abc").id, (chat("abc").id,), 2_000))
+    (talk,) = index.conversations(TENANT)
+    assert (talk.id, talk.place, talk.snapshot) == (chat("abcde").id, Place.DISK, "displaced.kv")

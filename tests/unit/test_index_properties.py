@@ -98,7 +98,8 @@ class Anything(RuleBasedStateMachine):
 
     @rule(tenant=TENANTS, letters=LETTERS)
     def stored(self, tenant: str, letters: str) -> None:
-        self.index.stored(tenant, chat(letters).id, "displaced.kv")
+        links = tuple(link.hex() for link in chat(letters).links)
+        self.index.stored(tenant, Kept("displaced.kv", links[-1], links, 2_000))
 
     @rule(tenant=TENANTS, letters=LETTERS)
     def lost(self, tenant: str, letters: str) -> None:

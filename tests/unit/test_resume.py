@@ -157,3 +157,20 @@ async def test_what_a_dead_gateway_was_to_replay_is_taken_over_and_what_a_living
             pass
         assert (report.outcome, report.data["snapshot"]) == ("ok", f"replay:{mine}")
         assert len(gateway.upstream.seen) == 1
+
+
+@pytest.mark.parametrize("loaded", [True, False], ids=["its load is on record", "nobody knows of its load"])
+def test_what_made_room_since_the_load_is_found_on_disk(talks: Talks, *, loaded: bool) -> None:
+    remember(talks.index, "ab", used_ms=LOADED_MS + 5)
+    displaced = (line("ab", "a.kv", kept=True), line("cd", "c.kv", kept=True), line("ef", "e.kv", tenant="llama/other"))
+    resume(talks, ALPHA, [back()] if loaded else [], displaced=displaced)
+    assert {talk.snapshot for talk in talks.index.conversations(ALPHA)} == {"a.kv", "c.kv"}
+    assert place(talks, "ab") is place(talks, "cd") is Place.DISK
+
+
+def test_what_is_told_to_have_made_room_before_the_record_is_read_is_not_forgotten_over_it(talks: Talks) -> None:
+    chain = chat("ab")
+    kept = [{"snapshot": "a.kv", "id": chain.id, "links": [chain.id], "tokens": 500, "used_ms": 5}]
+    talks.placed(ALPHA, {"snapshot": "x.kv", "ok": True, "slot": 0, "tokens": 900, "kept": kept})
+    resume(talks, ALPHA, [back()])
+    assert place(talks, "ab") is Place.DISK

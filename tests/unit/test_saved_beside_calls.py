@@ -8,7 +8,7 @@ import pytest
 
 from swapper.core.periodic import SAVED, TALKS
 from swapper.core.steps import PLACED
-from swapper.gateway import talks
+from swapper.gateway import bring
 from swapper.snapshots.conversation import Kept, Place, Talk
 from swapper.snapshots.index import Index
 from tests.unit.gateway_doubles import ALPHA, serve
@@ -95,10 +95,10 @@ async def test_the_gateway_tells_what_it_knows_and_its_gate_stays_open() -> None
 async def test_a_conversation_asked_for_while_something_short_goes_on_is_asked_for_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(talks, "AGAIN_S", 0)
+    monkeypatch.setattr(bring, "AGAIN_S", 0)
     async with serve() as gateway:
         name = await talked(gateway)
-        gateway.member.talks.index.stored(ALPHA, name, "a.kv")
+        gateway.member.talks.index.stored(ALPHA, Kept("a.kv", name, (), 2_000))
         gateway.upstream.scripts = [answered(figures(2_000, 20))]
         async with asyncio.TaskGroup() as group:
             call = group.create_task(gateway.call(body(TURN_2)))

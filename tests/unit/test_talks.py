@@ -328,3 +328,25 @@ async def test_a_call_whose_card_is_wanted_while_its_conversation_is_on_its_way_
         gateway.upstream.scripts = [answer(figures(1_990, 30))]
         await gateway.link.send(command("open", 4, {"epoch": 5, "swap": "sw_2", "loaded": True, "unproved": back}))
         assert (await call).status == 200
+
+
+async def test_a_call_of_a_conversation_that_is_being_recalled_waits_for_that() -> None:
+    """Its slot is at work, so that the server would read it anew in another."""
+    async with serve() as gateway:
+        name = await talked(gateway)
+        reading = Stream()
+        gateway.upstream.scripts = [reading]
+        sent = len(gateway.upstream.seen)
+        recall = asyncio.create_task(say(gateway, RECALL, 1, conversation=name, limit_ms=60_000, beside=True))
+        while len(gateway.upstream.seen) == sent:
+            await gateway.upstream.arrived.get()
+        call = asyncio.create_task(gateway.call(body(TURN_2)))
+        await gateway.link.beaten(lambda demand: any(record.running for record in demand))
+        gateway.upstream.scripts = [answer(figures(0, 9))]
+        other = await gateway.call(body([{"role": "user", "content": "something else"}]))
+        assert other.status == 200
+        assert len(gateway.upstream.seen) == sent + 2
+        gateway.upstream.scripts = [answer(figures(1_996, 20))]
+        reading.put(json.dumps(figures(1_900, 96, __verbose={"id_slot": 0})).encode(), None)
+        assert (await recall).outcome == "ok"
+        assert (await call).status == 200

@@ -8,15 +8,14 @@ swapper made it. Where a model runs and how it is found is the backend's own (`M
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from swapper.errors import BackendBusy, BackendError, BackendRefused
 from swapper.snapshots.manifest import MAX_LINKS, Fingerprint, Manifest, name_problem, short_digest
 from workers.backend import (
-    Displaced,
     Loaded,
     Quiesced,
     Restored,
@@ -37,10 +36,11 @@ from workers.llama.keeping import Keeper
 from workers.llama.known import state_of
 from workers.llama.lifecycle import Limits, patiently
 from workers.llama.quiet import Models, idle_slots
-from workers.llama.seats import Arrived, Run, came_before, cheapest, disturbed, in_use, may_hold, task_of, unfit, whose
+from workers.llama.seats import Arrived, Run, disturbed, in_use, task_of, unfit
 from workers.llama.shelf import FolderShelf
 from workers.llama.slots import Keep, SlotFolder
 from workers.llama.strategy import strategies
+from workers.llama.taking import Taking
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +61,6 @@ class Keeping:
     folder: Path | None = None
 
 
-_ATTEMPTS = 3
-"""So often a slot is looked for whose conversation nobody goes on with while it is being saved."""
-
-
 class Conversations:
     """Saves and restores in the models of one server; `find` gives the process that a loaded model runs in."""
 
@@ -81,7 +77,7 @@ class Conversations:
         self._identities = GgufIdentities(how.state_dir)
         self._fingerprints = Fingerprints(http, self._identities, self._local_path)
         self._runs: dict[str, Run] = {}
-        self._making_room = asyncio.Lock()
+        self._taking = None if self._keeper is None else Taking(http, self._keeper, self.run, self._saved, self._put)
 
     async def close(self) -> None:
         """Finish the digests under way."""
@@ -173,7 +169,7 @@ class Conversations:
 
         if args.holds is not None:
             return await self._beside_calls(tenant, model, args, args.holds, keeper, talk_of)
-        return await self._saved(tenant, model, args, keeper, talk_of)
+        return await self._saved(tenant, model, args, talk_of)
 
     async def _beside_calls(
         self,
@@ -189,7 +185,7 @@ class Conversations:
         problem = disturbed(before, args.slot, holds)
         if problem is not None:
             raise BackendBusy(f"nothing was saved of {model.name}: {problem}")
-        saved = await self._saved(tenant, model, args, keeper, talk_of)
+        saved = await self._saved(tenant, model, args, talk_of)
         now = (await self._http.slots(model.name))[args.slot]
         if saved.tokens != holds or now.is_processing or task_of(now) != task_of(before[args.slot]):
             await keeper.drop(tenant, args.name)
@@ -197,10 +193,10 @@ class Conversations:
         keeper.replace_soon(tenant, args.name)
         return saved
 
-    async def _saved(
-        self, tenant: str, model: Model, args: SaveArgs, keeper: Keeper, talk_of: Callable[[int], Talk | None]
-    ) -> Saved:
+    async def _saved(self, tenant: str, model: Model, args: SaveArgs, talk_of: Callable[[int], Talk | None]) -> Saved:
         """`talk_of` says whose conversation it is by the tokens that were saved."""
+        keeper = self._keeper
+        assert keeper is not None
         await keeper.begin(tenant, args.name)
         answer = await self._save_slot(tenant, model, args, keeper)
         size = await keeper.size(args.name)
@@ -269,9 +265,9 @@ class Conversations:
         if problem is not None:
             raise BackendRefused(f"{snapshot} was not restored: {problem}")
         if slot >= 0:
-            return await self._put(model, manifest, slots[slot], -1, keeper)
-        async with self._making_room:  # two must not be given the same slot
-            return await self._put_anywhere(tenant, model, manifest, room, keeper)
+            return await self._put(model, manifest, slots[slot], -1)
+        assert self._taking is not None
+        return await self._taking.put(tenant, model, manifest, room)
 
     async def _judged(
         self, tenant: str, snapshot: str, now: Fingerprint, model: Model, keeper: Keeper
@@ -282,71 +278,8 @@ class Conversations:
             raise BackendRefused(f"{snapshot} is no snapshot of {tenant}")
         return manifest, await keeper.problem(manifest, now, model.run)
 
-    async def _put_anywhere(
-        self, tenant: str, model: Model, manifest: Manifest, room: Room | None, keeper: Keeper
-    ) -> Restored:
-        run = await self.run(model)
-        if room is not None and (made_room := await keeper.manifest(room.name)) is not None:
-            return await self._again(model, manifest, made_room, keeper)
-        for _ in range(_ATTEMPTS):
-            slots = await self._http.slots(model.name)
-            if (there := came_before(run, slots, manifest)) is not None:
-                return Restored(there.id, manifest.tokens, 0.0)
-            after, slot = max(map(task_of, slots), default=-1), cheapest(run, slots)
-            if slot is None:
-                raise BackendBusy(f"{manifest.snapshot} was not restored: every slot of {model.name} is at work")
-            if not may_hold(run, slot):
-                return await self._put(model, manifest, slot, after, keeper)
-            if room is None:
-                raise BackendRefused(f"{manifest.snapshot} was not restored: no slot of {model.name} is empty")
-            displaced = await self._displaced(tenant, model, slots, slot, room, keeper)
-            if displaced is not None:
-                return await self._exchanged(model, manifest, slot, after, keeper, displaced)
-        said = f"whatever was to make room for it in {model.name} was gone on with meanwhile"
-        raise BackendBusy(f"{manifest.snapshot} was not restored: {said}")
-
-    async def _again(self, model: Model, manifest: Manifest, made_room: Manifest, keeper: Keeper) -> Restored:
-        """Who died over this restore had saved what was to make room already: the same slot is taken, no other."""
-        slot = (await self._http.slots(model.name))[made_room.slot]
-        if slot.is_processing or slot.n_prompt_tokens not in (None, made_room.tokens, manifest.tokens):
-            taken = f"slot {slot.id}, which was to be given to it, was gone on with meanwhile"
-            raise BackendRefused(f"{manifest.snapshot} was not restored: {taken}")
-        displaced = Displaced(made_room.snapshot, made_room.tokens, made_room.bytes, made_room.id)
-        return await self._exchanged(model, manifest, slot, task_of(slot), keeper, displaced)
-
-    async def _displaced(
-        self, tenant: str, model: Model, slots: Sequence[Slot], slot: Slot, room: Room, keeper: Keeper
-    ) -> Displaced | None:
-        """Save what a slot holds; None where somebody used the slot meanwhile, so that it is not to be taken."""
-        run = await self.run(model)
-
-        def talk_of(tokens: int) -> Talk | None:
-            return whose(run, slots, slot, tokens, room.talks)
-
-        args = SaveArgs(slot.id, room.name, token=room.token)
-        saved = await self._saved(tenant, model, args, keeper, talk_of)
-        now = (await self._http.slots(model.name))[slot.id]
-        if now.is_processing or task_of(now) != task_of(slot):
-            await keeper.drop(tenant, room.name)
-            return None
-        talk = talk_of(saved.tokens)
-        return Displaced(saved.snapshot, saved.tokens, saved.bytes, talk.id if talk is not None else "")
-
-    async def _exchanged(
-        self, model: Model, manifest: Manifest, slot: Slot, after: int, keeper: Keeper, displaced: Displaced
-    ) -> Restored:
-        """Restore over what was saved from this slot just now; if that fails, it comes back."""
-        try:
-            restored = await self._put(model, manifest, slot, after, keeper)
-        except BackendError:
-            back = await keeper.manifest(displaced.snapshot)
-            if back is not None:
-                with suppress(BackendError):  # it stays on disk
-                    await self._put(model, back, slot, -1, keeper)
-            raise
-        return replace(restored, displaced=displaced if displaced.tokens else None)
-
-    async def _put(self, model: Model, manifest: Manifest, slot: Slot, after: int, keeper: Keeper) -> Restored:
+    async def _put(self, model: Model, manifest: Manifest, slot: Slot, after: int) -> Restored:
+        assert self._keeper is not None
         name, snapshot = model.name, manifest.snapshot
         run = await self.run(model)
         call = self._http.restore(name, slot.id, snapshot)
@@ -356,7 +289,7 @@ class Conversations:
             wrong = f"llama-server restored {answer.n_restored} of {manifest.tokens} tokens of {snapshot}"
             raise BackendError(f"{wrong}, {await self._taken_back(name, slot.id)}")
         run.arrived[slot.id] = Arrived(manifest, task_of(slot), after)
-        await keeper.restored(snapshot)
+        await self._keeper.restored(snapshot)
         return Restored(slot.id, answer.n_restored, answer.timings.restore_ms)
 
     async def _taken_back(self, name: str, slot: int) -> str:

@@ -65,7 +65,7 @@ def task_of(slot: Slot) -> int:
 
 def in_use(run: Run, slots: Sequence[Slot]) -> tuple[SlotUse, ...]:
     """Slots that may hold a conversation."""
-    return tuple(SlotUse(slot.id, slot.n_prompt_tokens or 0) for slot in slots if may_hold(run, slot))
+    return tuple(use_of(slot) for slot in slots if may_hold(run, slot))
 
 
 def may_hold(run: Run, slot: Slot) -> bool:
@@ -111,10 +111,26 @@ def came_before(run: Run, slots: Sequence[Slot], manifest: Manifest) -> Slot | N
     return None
 
 
-def cheapest(run: Run, slots: Sequence[Slot]) -> Slot | None:
-    """The idle slot that is given away first: an empty one, else the one unused for longest; None: all are at work."""
+def use_of(slot: Slot) -> SlotUse:
+    """What it holds, as the server shows it."""
+    return SlotUse(slot.id, slot.n_prompt_tokens or 0)
+
+
+def as_it_came(run: Run, slot: Slot) -> Manifest | None:
+    """What lies there as it came from disk."""
+    arrived = run.arrived.get(slot.id)
+    return arrived.manifest if arrived is not None and arrived.untouched(slot) else None
+
+
+def given_away(run: Run, slots: Sequence[Slot], takes: SlotUse | None = None) -> Slot | None:
+    """The idle slot that is given away first, None where all are at work.
+
+    The one that was made ready to be taken, if it still is as it was; else an empty one, else the one unused for
+    longest.
+    """
     idle = [slot for slot in slots if not slot.is_processing]
-    return min(idle, key=lambda slot: _value(run, slot), default=None)
+    ready = next((slot for slot in idle if use_of(slot) == takes), None)
+    return ready or min(idle, key=lambda slot: _value(run, slot), default=None)
 
 
 def _value(run: Run, slot: Slot) -> tuple[bool, int, int, int]:
