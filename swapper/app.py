@@ -39,6 +39,7 @@ from swapper.gateway.member import Member
 from swapper.gateway.pipe import open_session
 from swapper.gateway.resume import resume
 from swapper.gateway.written import Written
+from swapper.jobs.runner import Jobs
 from swapper.notify.notifier import Notifier
 from swapper.notify.post import send
 from swapper.ourselves import Ourselves
@@ -164,6 +165,9 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
         coordinator.on_learned = partial(setattr, context, "spec")
         context.whose = _ourselves(config, kept, controls).whose
         url = await _serve(config, context, front, stack)
+        context.jobs = jobs = _jobs(config, context, agent, host, url)
+        agent.know_holders(jobs.holder)
+        await background(stack, failed, jobs.run(), "jobs")
         await background(stack, failed, context.count(), "metrics")
         yield Running(url, store, spec, coordinator, controls, config, failed)
 
@@ -327,6 +331,22 @@ def _api(
         index=front.talks.index,
         drop_requests=front.talks.drop_requests,
         n_slots={tenant: found.n_parallel for tenant, found in options.items() if found is not None},
+    )
+
+
+def _jobs(config: Config, context: ApiContext, agent: Agent, host: str, url: str) -> Jobs:
+    return Jobs(
+        context.store,
+        context.tail,
+        config.recipes(),
+        config.state_dir / "jobs",
+        host=host,
+        max_queue=config.policy.max_queue,
+        new_id=new_id,
+        now_ms=lambda: time.time_ns() // 1_000_000,
+        fence=agent.sure,
+        env=context.env,
+        url=url,
     )
 
 
