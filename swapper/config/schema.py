@@ -97,6 +97,10 @@ def _class(value: object) -> WorkClass:
         raise ValueError(f"{value!r} is not one of {', '.join(WorkClass)}") from None
 
 
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str | dict) else value  # pyright: ignore[reportUnknownVariableType]
+
+
 Text = Annotated[str, BeforeValidator(_text)]
 Mib = Annotated[int, PlainValidator(size_mib)]
 Bytes = Annotated[int, PlainValidator(size_bytes)]
@@ -322,7 +326,7 @@ class Document(Section):
     state_dir: FilePath = Field(default=cast("Path", "~/.local/state/swapper"), validate_default=True)
     redis: Text | None = None
     auth: Auth = Auth()
-    notify: tuple[NotifyEntry, ...] = ()
+    notify: Annotated[tuple[NotifyEntry, ...], BeforeValidator(_listed)] = ()
     cards: dict[str, CardEntry]
     tenants: dict[str, TenantEntry] = Field(default_factory=dict)
     recipes: dict[str, RecipeEntry] = Field(default_factory=dict)
