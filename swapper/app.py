@@ -257,7 +257,7 @@ async def _gateway(config: Config, folder: StateFolder, store: RedisStore, stack
         max_waiting=config.policy.max_queue,
         concurrency=concurrency,
     )
-    swaps, others = await store.swaps(limit=RECORD), (await store.read()).gateways
+    swaps, world = await store.swaps(limit=RECORD), await store.read()
     member = await _member(config, store, admission)
     stack.push_async_callback(member.close)
     session = open_session()
@@ -278,8 +278,9 @@ async def _gateway(config: Config, folder: StateFolder, store: RedisStore, stack
         member=member,
         session=session,
     )
+    displaced = tuple(talk for card in world.cards.values() for talk in card.displaced)
     for tenant in (t for t in config.spec().tenants if admission.gate(t).open):
-        resume(member.talks, tenant, swaps, others)
+        resume(member.talks, tenant, swaps, world.gateways, displaced)
     return context
 
 
