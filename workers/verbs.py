@@ -14,6 +14,7 @@ nothing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TypeVar
@@ -50,6 +51,14 @@ class Outcome:
     detail: str | None = None
     backend_ms: float | None = None
     data: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+_OUT_OF_MEMORY = re.compile(
+    r"out of (?:device )?memory|OutOfDeviceMemory|failed to allocate|unable to allocate|allocation failed"
+    r"|cannot allocate memory|does not fit|not enough memory",
+    re.IGNORECASE,
+)
+"""How servers say that their model found no room; in llama.cpp's backends, PyTorch, Ollama, vLLM."""
 
 
 class _Drain(msgspec.Struct, frozen=True):
@@ -187,7 +196,10 @@ async def _release(backend: Backend, tenant: str, command: Command) -> Outcome:
 
 
 async def _load(backend: Backend, tenant: str, _command: Command) -> Outcome:
-    loaded = await backend.load(tenant)
+    try:
+        loaded = await backend.load(tenant)
+    except BackendError as error:
+        return Outcome(False, str(error), data={"out_of_memory": True} if _OUT_OF_MEMORY.search(str(error)) else {})
     data = {
         "n_slots": loaded.n_slots,
         "n_ctx_slot": loaded.n_ctx_slot,

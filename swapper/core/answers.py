@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
-from swapper.core import comeback, keeping, periodic, plan, saving, tend
+from swapper.core import comeback, keeping, periodic, plan, policy, saving, tend
 from swapper.core.commit import AlertKind, LeaseChange
 from swapper.core.conversations import Conversation, ProofResult, Strategy
 from swapper.core.draft import Draft
@@ -236,7 +236,7 @@ def _crowded(draft: Draft, tenant: str, reason: str) -> bool:
     failure = Failure(reason, before.count + 1 if before else 1, draft.now, crowded=True)
     draft.card = replace(draft.card, failed={**draft.card.failed, tenant: failure})
     text = f"{tenant} ran out of memory while it was loaded; {victims[0]} leaves as well, and it is tried once more"
-    draft.alert(f"{text}: {reason}", tenant=tenant)
+    draft.alert(f"{text}: {reason}", AlertKind.NOT_LOADED, tenant=tenant)
     if not plan.arriving(draft.swap) and not draft.swap.pending:
         end_in_fault(draft, reason, outcome="compensated")
     return True

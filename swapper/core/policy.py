@@ -130,12 +130,13 @@ def _serve(world: World, spec: Spec, card: Card, candidate: _Waiting) -> Choice 
         return _to_lease(world, spec, card, candidate.lease)
     assert candidate.tenant is not None
     cause = f"model {candidate.tenant}"
-    if card.return_to and candidate.tenant in card.return_to:
+    more = _crowded(card, candidate.tenant)
+    if card.return_to and candidate.tenant in card.return_to and not more:
         arriving = _that_fit(world, spec, card, card.return_to)
         if candidate.tenant in arriving:
             returning = f"lease {card.return_lease}" if card.return_lease else "recovery"
             return Choice(returning, arriving=arriving, lease=card.return_lease)
-    leaving = _make_room(world, spec, card, _wanted(spec, candidate.tenant))
+    leaving = _make_room(world, spec, card, _wanted(spec, candidate.tenant), one_more=more)
     return None if leaving is None else Choice(cause, leaving=leaving, arriving=(candidate.tenant,))
 
 
@@ -170,19 +171,31 @@ def _wanted(spec: Spec, tenant: str) -> int:
     return 0 if _stays(spec, tenant) else spec.tenants[tenant].need_mib
 
 
+def _crowded(card: Card, tenant: str) -> bool:
+    failure = card.failed.get(tenant)
+    return failure is not None and failure.crowded
+
+
+def evictable(world: World, spec: Spec, card: Card) -> list[str]:
+    """Residents that may be sent away for others, the one that costs least first: idle and non-default ones."""
+    found = ((t, spec.tenants.get(t)) for t in card.residents)
+    may = [t for t, one in found if one is None or not (one.evict_never or one.pinned or one.by_lease)]
+    return sorted(may, key=lambda t: _value(world, spec, t))
+
+
 def _make_room(
-    world: World, spec: Spec, card: Card, need_mib: int, keep: Collection[str] = ()
+    world: World, spec: Spec, card: Card, need_mib: int, keep: Collection[str] = (), *, one_more: bool = False
 ) -> tuple[str, ...] | None:
-    """Residents that must leave so that `need_mib` fits, idle and non-default ones first; None if it cannot fit."""
+    """Residents that must leave so that `need_mib` fits, and one more where there is any; None if it cannot fit."""
     free = _free(spec, card)
     leaving: list[str] = []
-    for tenant in sorted((t for t in card.residents if t not in keep), key=lambda t: _value(world, spec, t)):
+    for tenant in (t for t in evictable(world, spec, card) if t not in keep):
         if free >= need_mib:
+            leaving += [tenant] * one_more
             break
         configured = spec.tenants.get(tenant)
-        if configured is None or not (configured.evict_never or configured.pinned or configured.by_lease):
-            leaving.append(tenant)
-            free += configured.need_mib if configured else 0
+        leaving.append(tenant)
+        free += configured.need_mib if configured else 0
     return tuple(leaving) if free >= need_mib else None
 
 
@@ -227,7 +240,9 @@ def _bring(world: World, spec: Spec, card: Card, wish: Choice, keep: Collection[
     """As many of those wished for as fit now; when idle, all of them in the place of who is not to be kept."""
     arriving = _that_fit(world, spec, card, wish.arriving)
     if arriving:
-        return replace(wish, arriving=arriving)
+        crowded = any(_crowded(card, t) for t in arriving)
+        others = [t for t in evictable(world, spec, card) if crowded and t not in keep]
+        return replace(wish, leaving=tuple(others[:1]), arriving=arriving)
     missing = tuple(t for t in wish.arriving if _loadable(world, spec, card, t))
     if not missing or not idle:
         return None

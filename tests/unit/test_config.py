@@ -161,7 +161,6 @@ def test_what_this_version_cannot_do_is_refused_in_words(old: str, new: str, sai
     "extra",
     [
         "windows: {sunday: {cron: '0 4 * * SUN', tz: Europe/Berlin, card: gpu0, run: [[a, b]], on_missed: run_once}}",
-        "recipes: {encode: {command: [ffmpeg], params: {input: path}, roots: [/srv], vram: 2GiB, max_hold: 2h}}",
     ],
 )
 def test_documented_sections_of_later_versions_are_known_but_refused(extra: str) -> None:
