@@ -98,7 +98,7 @@ class StatusRoutes:
             "cards": [self._card_view(world, name) for name in self._ctx.spec.cards],
             "leases": [await view_lease(self._ctx, lease, world) for lease in leases],
             "queued": world.queued,
-            "demand": [self._demand_view(world, demand) for demand in world.demand],
+            "demand": [self._demand_view(world, one) for one in world.demand if one.waiting or one.running],
             "tenants": [self._tenant_view(world, one, swaps, where[one.id]) for one in tenants],
             "gateways": list(world.gateways),
             "problems": [*self._ctx.live.problems(), *self._faults(world), *self._failing(world)],

@@ -1,7 +1,8 @@
 """Idle slots of a resident saved by the clock, so that the crash of its server costs minutes of a conversation. Pure.
 
 Each save is a swap that moves nobody, as in tend.py, and saves one conversation: the gateways say which they know, the
-server what its slots hold, and that slot is saved. The gate stays open meanwhile, so whoever calls the model or waits
+server what its slots hold, and that slot is saved. It begins only where a gateway knows of something that it could
+save, so that an idle model costs no write. The gate stays open meanwhile, so whoever calls the model or waits
 for the card goes first: the asking is given up at once, and only a save under way is waited for. Nothing is saved that
 was not used since its last snapshot, and no conversation more often than the configuration says. A hybrid model's is
 rewound before (keeping.py), so that its next turn reads its last answer again; of what can only be replayed nothing is
@@ -55,7 +56,8 @@ def due(world: World, spec: Spec, card: Card) -> str | None:
         if configured is None or configured.every_ms is None or not configured.save or gate is None or not gate.open:
             continue
         by_slots = keeping.of(card, tenant).strategy in _BY_SLOTS
-        if by_slots and card.save_after.get(tenant, 0) <= world.now_ms and _quiet(world, spec, card, tenant):
+        used = any(d.unsaved for d in world.demand if d.tenant == tenant)
+        if by_slots and used and card.save_after.get(tenant, 0) <= world.now_ms and _quiet(world, spec, card, tenant):
             return tenant
     return None
 

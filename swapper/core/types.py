@@ -356,7 +356,10 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Calls by model name at one gateway process, per model and class."""
+    """Calls by model name at one gateway process, per model and class.
+
+    `unsaved`: no calls, but the word that a conversation of the model stands in a slot, used since its last snapshot.
+    """
 
     gateway: str
     tenant: str
@@ -364,6 +367,7 @@ class Demand:
     waiting: int
     running: int
     oldest_ms: int | None
+    unsaved: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ admitted before the store's gates were read, nor once the membership lapsed. Sur
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -16,7 +16,7 @@ import structlog
 from swapper.core.keeping import RECALL
 from swapper.core.periodic import SAVED, TALKS
 from swapper.core.steps import PLACED
-from swapper.core.types import Card, Command, Demand, Failure, Report, Step, World, answer_to
+from swapper.core.types import Card, Command, Demand, Failure, Report, Step, WorkClass, World, answer_to
 from swapper.errors import StoreDown
 from swapper.gateway.admission import Admission
 from swapper.gateway.talks import Talks
@@ -195,7 +195,8 @@ class Member:
         """
         self._dirty.clear()
         sent_ms = self._admission.now()
-        member = await self._link.beat(self._admission.gateway, self._admission.demand(), ttl_ms=self._ttl_ms)
+        demand = (*self._admission.demand(), *self._unsaved())
+        member = await self._link.beat(self._admission.gateway, demand, ttl_ms=self._ttl_ms)
         if not member or self._outage or not self._admission.fresh:
             world = await self._link.read()
             self._admission.apply(world.gates)
@@ -203,6 +204,11 @@ class Member:
             self._outage = False
         self._admission.renew(sent_ms + self._ttl_ms)
         self._joined.set()
+
+    def _unsaved(self) -> Iterator[Demand]:
+        """That there is something to save by the clock; who has nothing is not asked."""
+        for tenant in self.talks.index.unsaved():
+            yield Demand(self._admission.gateway, tenant, WorkClass.BATCH, 0, 0, None, unsaved=True)
 
     # ---- failed loads
 
@@ -323,6 +329,7 @@ class Member:
             return lambda: self._recalled(command)
         told = self.talks.placed if command.verb == PLACED else self.talks.saved
         told(tenant, command.args)
+        self._dirty.set()  # what is to be saved by the clock is another thing now
         return answer_to(command, "ok")
 
     def _closed(self, command: Command, tenant: str, epoch: int) -> Report:

@@ -143,12 +143,16 @@ class Index:
             self._count(tenant, replace(spent, cached=0))
             tokens = cache_n + prompt_n
             there = replace(talk, place=Place.SERVER, slot=slot, tokens=tokens, snapshot="", reason="")
-            self._set(tenant, replace(there, restored=False, saved=False, as_prompt=True))
+            self._set(tenant, replace(there, restored=False, saved=False, as_prompt=True, pushed=False))
 
     def talks(self, tenant: str) -> tuple[Talk, ...]:
         """What is believed to be in the server, most recent first."""
         there = [talk for talk in self.conversations(tenant) if talk.place is Place.SERVER]
         return tuple(talk.talk() for talk in sorted(there, key=lambda talk: talk.used_ms, reverse=True))
+
+    def unsaved(self) -> tuple[str, ...]:
+        """The tenants that have a conversation in a slot which no snapshot has as it is now."""
+        return tuple(name for name, known in self._tenants.items() if any(t.unsaved for t in known.talks.values()))
 
     def conversation(self, tenant: str, name: str) -> Conversation | None:
         """What is known of one."""
@@ -224,7 +228,8 @@ class Index:
     def found(self, tenant: str, name: str) -> None:
         """A conversation is in the server after all, as far as anybody can tell; in which slot is not known."""
         if (talk := self.conversation(tenant, name)) is not None:
-            self._set(tenant, replace(talk, place=Place.SERVER, slot=None, snapshot="", reason="", restored=False))
+            there = replace(talk, place=Place.SERVER, slot=None, snapshot="", reason="", restored=False)
+            self._set(tenant, replace(there, pushed=False))
 
     def drop_requests(self, tenant: str) -> None:
         """Nobody is to have the texts of a tenant's conversations any more."""
@@ -340,7 +345,7 @@ class Index:
         """Another state of one that is there."""
         known = self._tenants[tenant]
         before = known.talks[talk.id].slot
-        known.talks[talk.id] = talk
+        known.talks[talk.id] = talk if talk.slot is None else replace(talk, pushed=False)
         if before is not None and known.slots.get(before) == talk.id:
             del known.slots[before]
         if talk.slot is not None:
@@ -350,7 +355,7 @@ class Index:
         """Who stood in the slot stands in none that is known, if it is in the server at all."""
         before = known.slots.get(slot)
         if before is not None and before != name:
-            known.talks[before] = replace(known.talks[before], slot=None)
+            known.talks[before] = replace(known.talks[before], slot=None, pushed=True)
         known.slots[slot] = name
 
 

@@ -304,7 +304,9 @@ class Gateway:
         """What it tells with its beat."""
         names = sorted(t for t in {*self.calls, *self.waiting} if self.calls[t] or self.waiting[t])
         klass = WorkClass.INTERACTIVE
-        return tuple(Demand(self.name, t, klass, self.waiting[t], self.calls[t], self.asked_ms) for t in names)
+        calls = (Demand(self.name, t, klass, self.waiting[t], self.calls[t], self.asked_ms) for t in names)
+        unsaved = sorted(t for t, talks in self.talks.items() if any(not talk.get("restored") for talk in talks))
+        return (*calls, *(Demand(self.name, t, WorkClass.BATCH, 0, 0, None, unsaved=True) for t in unsaved))
 
     def _say(self, command: Command, report: Report) -> None:
         if command.token:

@@ -157,7 +157,9 @@ def told(name: str, pid: int | None, **traits: object) -> dict[str, object]:
 async def test_the_status_tells_cards_tenants_leases_and_demand(api: Served, http: aiohttp.ClientSession) -> None:
     api.live.tenants["llama/med"] = "loaded"
     api.live.cards["gpu0"] = {"total_mib": 24576, "used_mib": 6144, "free_mib": 18432, "holders": HOLDERS}
-    await api.store.beat("g1", (Demand("g1", "llama/med", WorkClass.INTERACTIVE, 2, 1, 5_000),), ttl_ms=60_000)
+    unsaved = Demand("g1", "llama/med", WorkClass.BATCH, 0, 0, None, unsaved=True)
+    calls = Demand("g1", "llama/med", WorkClass.INTERACTIVE, 2, 1, 5_000)
+    await api.store.beat("g1", (unsaved, calls), ttl_ms=60_000)
     card = Card(
         "gpu0",
         residents=("llama/med",),

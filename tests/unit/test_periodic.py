@@ -11,7 +11,7 @@ import pytest
 from swapper.core import clock, keeping, machine, periodic, tend, turn
 from swapper.core.conversations import Keeping, Strategy
 from swapper.core.turn import Seen
-from swapper.core.types import Command, Gate, Report
+from swapper.core.types import Command, Demand, Gate, Report, WorkClass
 from tests.support.play import MED, SMALL, Play, spec, tenant
 
 EVERY_MS = 600_000
@@ -44,6 +44,13 @@ class Clocked(Play):
         kept = replace(tenant("med"), every_ms=EVERY_MS)
         super().__init__(spec(kept, tenant("small", 4096)), MED, gateways=gateways or ("g1",))
         self.world = replace(self.world, gates={MED: Gate(3, open=True)})
+        self.demand()
+
+    def demand(self, *records: tuple[str, int, int], oldest_ms: int | None = None) -> None:
+        """Beside the calls the gateway says that there is something to save."""
+        super().demand(*records, oldest_ms=oldest_ms)
+        unsaved = Demand("g1", MED, WorkClass.BATCH, 0, 0, None, unsaved=True)
+        self.world = replace(self.world, demand=(*self.world.demand, unsaved))
 
     def start(self) -> bool:
         decision = turn.decide(self.world, self.spec, Seen({"main"}), (), lambda: "sw_9")
@@ -139,12 +146,13 @@ def test_after_a_load_nothing_is_due_before_the_time_is_over() -> None:
     assert play.start()
 
 
-def test_nothing_is_due_where_none_is_configured_the_gate_is_shut_or_only_texts_are_kept() -> None:
+def test_nothing_is_due_where_none_is_configured_nothing_is_unsaved_the_gate_is_shut_or_only_texts_are_kept() -> None:
     play = Clocked()
     started = play.world
     for world in (
         replace(started, gates={MED: Gate(4, open=False)}),
         replace(started, gateways=()),
+        replace(started, demand=()),
         replace(started, cards={"gpu0": replace(play.card, keeping={MED: Keeping((Strategy.REPLAY,))})}),
     ):
         play.world = world

@@ -54,6 +54,38 @@ def test_one_that_branched_off_has_a_snapshot_of_its_own() -> None:
     assert [talk.snapshot for talk in index.talks(TENANT)] == ["", "p1.kv"]
 
 
+def test_something_is_to_be_saved_as_long_as_what_stands_in_a_slot_has_no_snapshot_as_it_is() -> None:
+    index = Index()
+    assert index.unsaved() == ()
+    answer(index, "abc", at=1, slot=0)
+    assert index.unsaved() == (TENANT,)
+    saved(index, "abc", "p1.kv")
+    assert index.unsaved() == ()
+    answer(index, "abcde", at=60, slot=0)
+    assert index.unsaved() == (TENANT,)
+    saved(index, "abcde", "p2.kv", 70)
+    index.recalled(TENANT, chat("abcde").id, 900, 1, 0)
+    assert index.unsaved() == (TENANT,)
+    index.left(TENANT)
+    assert index.unsaved() == ()
+
+
+def test_what_another_took_the_slot_of_can_be_saved_by_nobody_until_it_stands_in_one_again() -> None:
+    index = Index()
+    answer(index, "abc", at=1, slot=0)
+    answer(index, "xyz", at=2, slot=0)
+    saved(index, "xyz", "p1.kv")
+    assert index.unsaved() == ()
+    index.stands(TENANT, chat("abc").id, 1)
+    assert index.unsaved() == (TENANT,)
+
+
+def test_one_whose_slot_nobody_knows_may_stand_in_one() -> None:
+    index = Index()
+    answer(index, "abc", at=1)
+    assert index.unsaved() == (TENANT,)
+
+
 def test_a_rewind_is_a_change_until_that_is_saved() -> None:
     index = Index()
     answer(index, "abc", at=1)
@@ -90,6 +122,15 @@ async def test_the_gateway_tells_what_it_knows_and_its_gate_stays_open() -> None
         report = await say(gateway, TALKS, 3)
         (told,) = report.data["talks"]  # pyright: ignore[reportGeneralTypeIssues, reportUnknownVariableType]
         assert (told["snapshot"], told["saved_ms"], told["restored"]) == ("p1.kv", 5, True)
+
+
+async def test_with_its_beat_it_says_that_there_is_something_to_save_and_that_there_is_nothing_any_more() -> None:
+    async with serve() as gateway:
+        name = await talked(gateway)
+        (row,) = await gateway.link.beaten(lambda demand: any(record.unsaved for record in demand))
+        assert (row.tenant, row.waiting, row.running, row.unsaved) == (ALPHA, 0, 0, True)
+        await say(gateway, SAVED, 1, snapshot="p1.kv", id=name, ms=5)
+        assert await gateway.link.beaten(lambda demand: not any(record.unsaved for record in demand)) == ()
 
 
 async def test_a_conversation_asked_for_while_something_short_goes_on_is_asked_for_again(
