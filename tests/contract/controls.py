@@ -6,6 +6,7 @@ Invariant: a rig acts on the thing itself (a process, a container, a unit, a Dep
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from pathlib import Path
@@ -17,6 +18,7 @@ from workers.control.command import CommandControl
 from workers.control.docker import DockerControl
 from workers.control.engine import Engine
 from workers.control.process import WatchedProcess
+from workers.control.systemd import SystemdControl
 
 
 class Rig(Protocol):
@@ -69,6 +71,27 @@ class DockerRig:
 
     def remove(self) -> None:
         self._engine.api.remove_container(self._name, force=True)
+
+
+class SystemdRig:
+    def __init__(self, folder: Path) -> None:
+        """`folder` is where a fake systemctl was installed, which is on PATH."""
+        about = {"command": ["sleep", "1000"]}
+        (folder / "units/it.service.json").write_text(json.dumps(about))
+
+    def control(self) -> Watched:
+        return SystemdControl("it", "it.service")
+
+    async def end(self) -> None:
+        control = self.control()
+        await control.look()
+        pid = control.pid()
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+
+    async def begin(self) -> None:
+        started = await asyncio.create_subprocess_exec("systemctl", "start", "it.service")
+        assert await started.wait() == 0
 
 
 async def until(control: Watched, phase: Phase) -> Seen:

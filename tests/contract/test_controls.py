@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 
-from tests.contract.controls import DockerRig, ProcessRig, Rig, until
+from tests.contract.controls import DockerRig, ProcessRig, Rig, SystemdRig, until
+from tests.support.fake_systemctl import install
 from workers.control import Phase, Watched
 
 Make = Callable[[], Watched]
-CONTROLS = ("process", "docker")
+CONTROLS = ("process", "docker", "systemd")
 
 
 @pytest.fixture(params=CONTROLS)
-async def rig(request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
+async def rig(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
     match request.param:
         case "process":
-            made: Rig = ProcessRig(request.getfixturevalue("tmp_path"))
+            made: Rig = ProcessRig(tmp_path)
+        case "systemd":
+            monkeypatch.setenv("PATH", f"{install(tmp_path)}:{os.environ['PATH']}")
+            made = SystemdRig(tmp_path)
         case _:
             made = DockerRig(request.getfixturevalue("engine"), "contract-it")
     yield made

@@ -1,0 +1,143 @@
+"""Control `systemd` on a systemctl of our own: its words, its refusals, and a manager that is silent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from swapper.errors import BackendDown, BackendError, BackendRefused
+from tests.contract.controls import until
+from tests.support.fake_systemctl import install
+from workers.backend import TenantState
+from workers.control import Phase
+from workers.control.systemd import SystemdControl
+from workers.onoff import OnOff
+
+
+class Units:
+    """The units that the fake knows, and what is wrong with its manager."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "units"
+
+    def has(self, unit: str, script: str = "sleep 1000", **wrong: object) -> None:
+        about = {"command": ["sh", "-c", f"exec {script}" if script.startswith("sleep") else script], **wrong}
+        (self._folder / f"{unit}.json").write_text(json.dumps(about))
+
+    def manager(self, wrong: str, *, so: bool = True) -> None:
+        (self._folder / wrong).touch() if so else (self._folder / wrong).unlink()
+
+
+@pytest.fixture
+def units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Units:
+    monkeypatch.setenv("PATH", f"{install(tmp_path)}:{os.environ['PATH']}")
+    return Units(tmp_path)
+
+
+async def test_a_name_without_a_suffix_is_a_services(units: Units) -> None:
+    units.has("ml.service")
+    control = SystemdControl("tenant", "ml")
+    await control.ensure()
+    assert (await until(control, Phase.UP)).pids == (control.pid(),)
+    await control.stop()
+    assert await control.problems() == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (None, "systemd knows no unit ml.service: correct unit:, or write user: true"),
+        ({"masked": True}, "ml.service is masked: systemctl unmask ml.service"),
+    ],
+)
+async def test_a_unit_that_cannot_be_started_is_no_stopped_one(
+    units: Units, wrong: dict[str, bool] | None, said: str
+) -> None:
+    if wrong is not None:
+        units.has("ml.service", "sleep 1000", **wrong)
+    control = SystemdControl("tenant", "ml")
+    seen = await control.look()
+    assert (seen.phase, seen.why) == (Phase.MISSING, said)
+    with pytest.raises(BackendRefused, match=said):
+        await control.ensure()
+    await control.stop()
+    assert await control.problems() == [said]
+
+
+async def test_what_swapper_may_not_do_says_how_it_is_allowed(units: Units) -> None:
+    units.has("ml.service", denied=True)
+    said = r"swapper may not start ml.service: a polkit rule for .* lets its user do it, or use user: true"
+    with pytest.raises(BackendRefused, match=said):
+        await SystemdControl("tenant", "ml").ensure()
+
+
+async def test_a_start_that_fails_says_what_systemctl_said(units: Units) -> None:
+    units.has("ml.service", result="the control process exited with error code")
+    with pytest.raises(BackendRefused, match=r"^systemctl start ml.service: Job for ml.service failed because"):
+        await SystemdControl("tenant", "ml").ensure()
+
+
+async def test_one_that_does_not_end_is_killed_after_its_grace_and_that_is_told(units: Units) -> None:
+    units.has("ml.service", "trap '' TERM; echo up; while :; do sleep 0.05; done")
+    control = SystemdControl("tenant", "ml")
+    await control.ensure()
+    while await asyncio.to_thread(control.log_tail, 3) != ["up"]:
+        pass
+    await control.stop(300)
+    assert control.notes() == "ml.service did not end in 0.3 s and was killed"
+    assert (await control.look()).phase is Phase.GONE
+    assert str(control.exit_status()) == "ended by SIGKILL"
+
+
+async def test_one_that_crashed_has_failed_and_its_last_words_are_those_of_that_run(units: Units) -> None:
+    units.has("ml.service", "echo no card; exit 3")
+    control = SystemdControl("tenant", "ml")
+    await control.ensure()
+    await until(control, Phase.GONE)
+    assert (await control.look()).why == "ml.service failed (exit-code)"
+    assert (str(control.exit_status()), control.log_tail(3)) == ("exit status 3", ["no card"])
+    assert await OnOff("tenant", control, grace_ms=1).observe() == {"tenant": TenantState.FAILED}
+
+
+async def test_the_end_of_its_main_process_is_told(units: Units) -> None:
+    units.has("ml.service")
+    control = SystemdControl("tenant", "ml")
+    await control.ensure()
+    pid = control.pid()
+    assert pid is not None
+    told = control.changes()
+    await anext(told)
+    change = asyncio.ensure_future(anext(told))
+    os.kill(pid, signal.SIGKILL)
+    async with asyncio.timeout(1.5):  # less than it takes to look without being told
+        await change
+    assert control.alive() is False
+
+
+async def test_a_manager_that_is_not_there_or_hangs_is_no_stopped_unit(
+    units: Units, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    units.has("ml.service")
+    control = SystemdControl("tenant", "ml")
+    units.manager("no-manager")
+    seen = await control.look()
+    assert (seen.phase, control.alive()) == (Phase.UNREACHABLE, None)
+    assert "systemd does not answer (System has not been booted with systemd" in seen.why
+    with pytest.raises(BackendDown):
+        await control.stop()
+    units.manager("no-manager", so=False)
+    monkeypatch.setattr("workers.control.systemd.ANSWER_S", 0.2)
+    units.manager("hangs")
+    assert (await control.look()).phase is Phase.UNREACHABLE
+    monkeypatch.undo()
+
+
+async def test_without_systemctl_another_control_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BackendError, match="there is no systemctl here: use control: command, docker or attach"):
+        await SystemdControl("tenant", "ml").ensure()
