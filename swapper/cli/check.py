@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import click
 
+from swapper.cli.cards import look_at
 from swapper.cli.common import SEARCHED, print_json
 from swapper.config import Config, TenantEntry, load
 from swapper.config.advice import advise, advise_live, model_options
@@ -24,6 +25,7 @@ from swapper.config.served import ONE_MODEL, served
 from swapper.errors import ConfigError, StoreDown
 from swapper.foresee import losses
 from swapper.notify.post import look, send, trial_message
+from swapper.ourselves import Ourselves
 from swapper.slotclaim import taken
 
 _TIMEOUT_S = 5.0
@@ -54,14 +56,19 @@ def check(path: Path | None, notify: bool, as_json: bool) -> None:
     Exit status 0 (warnings at most), 1 (an error), 2 (the configuration cannot be read at all).
     """
     config = load(path, os.environ)
+    seen = asyncio.run(look_at(config, _ourselves(config)))
     found = asyncio.run(examine(config, os.environ))
+    found += [Finding(one.error, one.text) for one in seen.findings]
+    found.sort(key=lambda one: not one.error)
     untold = asyncio.run(_try_recipients(config)) if notify else []
     found = [*untold, *found]
     errors = sum(one.error for one in found)
     if as_json:
         problems = [{"level": "error" if one.error else "warning", "text": one.text} for one in found]
-        print_json({"ok": errors == 0, "problems": problems})
+        print_json({"ok": errors == 0, "problems": problems, "cards": list(seen.lines)})
     else:
+        for line in seen.lines:
+            click.echo(line)
         for one in found:
             click.echo(f"{'error' if one.error else 'warning'}: {one.text}")
         where = config.path or "the environment"
@@ -157,6 +164,15 @@ async def _server(
     tenants = served(server, entry)
     for missing in filter(None, (_missing_file(config, server, one.tenant, environ) for one in tenants)):
         yield missing
+
+
+def _ourselves(config: Config) -> Ourselves:
+    """What of the machine's processes is of a configured server."""
+    from swapper.app import control_of
+
+    controls = {name: control_of(name, entry, config) for name, entry in config.tenants.items()}
+    urls = {name: entry.url for name, entry in config.tenants.items() if entry.url is not None}
+    return Ourselves(servers={name: control.pid for name, control in controls.items()}, urls=urls)
 
 
 def _count(number: int, word: str) -> str:
