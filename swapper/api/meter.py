@@ -24,6 +24,7 @@ _RETAINED_SWAPS = 1000
 _REMEMBERED = 20_000
 _RETRY_S = 0.5
 _WAITS_S = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+_STORE_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 _STEPS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
 
 prometheus_client.disable_created_metrics()  # they would double the series, and nobody asked when one began
@@ -84,6 +85,13 @@ class Meter:
             buckets=_WAITS_S,
             registry=self.registry,
         )
+        self._store = Histogram(
+            "swapper_store_seconds",
+            "How long a call of the store took, also one that failed; reads that wait for news are left out.",
+            ["op"],
+            buckets=_STORE_S,
+            registry=self.registry,
+        )
         self._once = _Once()
         self.counting = asyncio.Event()
         """Set once what happens counts."""
@@ -92,6 +100,10 @@ class Meter:
         """A model call is over, for this process's gateway."""
         self._requests.labels(tenant, str(code)).inc()
         self._request_waits.labels(tenant).observe(waited_ms / 1000)
+
+    def stored(self, operation: str, seconds: float) -> None:
+        """A call of the store is over."""
+        self._store.labels(operation).observe(seconds)
 
     async def run(self, store: Store, tail: Tail) -> None:
         """Count what happens from now on, until cancelled; while the store is away nothing happens."""

@@ -8,7 +8,8 @@ timeout; blocking reads have connections of their own, without one, bounded from
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Mapping
+import time
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, Self, cast
 
@@ -44,6 +45,8 @@ _TROUBLE = {
     "WRONGPASS": "it refuses our password",
     "NOPERM": "our user may not do this there",
 }
+_OPERATIONS = {"finish": "end", "list": "leases"}
+"""Functions of the library that are called otherwise in the store's protocol."""
 Entry = tuple[str, Mapping[str, str]]
 
 
@@ -59,11 +62,17 @@ class Client(Protocol):
         ...
 
 
+def _to_nobody(_operation: str, _seconds: float) -> None:
+    """Nothing is measured."""
+
+
 class RedisStore(Functions):
     """A Store (store/protocol.py) over two clients: one for calls, one for blocking reads.
 
     Both decode responses to str. `prefix` holds every key; keep its hash tag. Use `open`; the constructor is for
-    clients made elsewhere, and then `load` must be awaited once.
+    clients made elsewhere, and then `load` must be awaited once. `took` hears of each round trip, failed ones
+    included: the operation by its name in the protocol, and seconds with the wait for a connection. Reads that wait
+    for news are not told of: how long they take says nothing of the server.
     """
 
     def __init__(self, calls: Client, reads: Client, *, prefix: str = "{swapper}", where: str = "redis") -> None:
@@ -72,6 +81,7 @@ class RedisStore(Functions):
         self._prefix = prefix
         self._where = where
         self._turns = asyncio.Semaphore(_CALLS)
+        self.took: Callable[[str, float], None] = _to_nobody
 
     @classmethod
     async def open(cls, url: str, *, prefix: str = "{swapper}") -> Self:
@@ -97,7 +107,7 @@ class RedisStore(Functions):
 
     async def refuse_old(self) -> None:
         """Raise ConfigError when the server is older than 7.0, which has no functions."""
-        info = await self._do("INFO", "server")
+        info = await self._do("load", "INFO", "server")
         version = str(_info(info).get("redis_version", "0"))
         if int(version.split(".")[0]) < 7:
             raise ConfigError(
@@ -107,9 +117,9 @@ class RedisStore(Functions):
     async def load(self) -> None:
         """Put the library on the server, unless this very text is there already."""
         source = library_source()
-        listed = await self._do("FUNCTION", "LIST", "LIBRARYNAME", LIBRARY, "WITHCODE")
+        listed = await self._do("load", "FUNCTION", "LIST", "LIBRARYNAME", LIBRARY, "WITHCODE")
         if source not in _flatten(listed):
-            await self._do("FUNCTION", "LOAD", "REPLACE", source)
+            await self._do("load", "FUNCTION", "LOAD", "REPLACE", source)
 
     async def close(self) -> None:
         """Drop the connections."""
@@ -117,9 +127,10 @@ class RedisStore(Functions):
         await self._reads.aclose()
 
     async def _call(self, name: str, *args: str) -> Reply:
+        operation = _OPERATIONS.get(name, name)
         command = ("FCALL", f"{LIBRARY}_{name}", 1, self._prefix, *args)
         try:
-            return await self._do(*command)
+            return await self._do(operation, *command)
         except rex.ResponseError as error:
             text = str(error)
             if "SWAPPER " in text:
@@ -128,44 +139,48 @@ class RedisStore(Functions):
                 raise
         # The server lost the library (flushed, or replaced by an empty one): nothing ran, so asking again is safe.
         await self.load()
-        return await self._do(*command)
+        return await self._do(operation, *command)
 
-    async def _do(self, *command: str | int) -> Reply:
-        with _as_store_down(self._where):
-            # The pool is unfair and raises when it is empty; the semaphore lets callers in by arrival.
-            # The time limit is ours: redis-py's own uses asyncio.wait_for, which swallows a cancellation on 3.11.
-            async with self._turns, asyncio.timeout(CALL_TIMEOUT_S):
-                return await self._calls.execute_command(*command)
+    async def _do(self, operation: str, *command: str | int) -> Reply:
+        began = time.perf_counter()
+        try:
+            with _as_store_down(self._where):
+                # The pool is unfair and raises when it is empty; the semaphore lets callers in by arrival.
+                # The time limit is ours: redis-py's own uses asyncio.wait_for, which swallows a cancellation on 3.11.
+                async with self._turns, asyncio.timeout(CALL_TIMEOUT_S):
+                    return await self._calls.execute_command(*command)
+        finally:
+            self.took(operation, time.perf_counter() - began)
 
     async def lease(self, lease_id: str) -> Lease | None:
         """One lease, final ones included while they are retained."""
-        flat = await self._do("HGETALL", self._key("lease", lease_id))
+        flat = await self._do("lease", "HGETALL", self._key("lease", lease_id))
         return codec.lease(flat) if flat else None
 
     async def position(self, lease_id: str) -> int | None:
         """1 for the head of the queue in (class rank, seq) order; None when it does not wait."""
-        rank = await self._do("ZRANK", self._key("queue"), lease_id)
+        rank = await self._do("position", "ZRANK", self._key("queue"), lease_id)
         return None if rank is None else int(rank) + 1
 
     async def swap(self, swap_id: str) -> Swap | None:
         """One swap, running or retained."""
-        text = await self._do("HGET", self._key("swap", swap_id), "doc")
+        text = await self._do("swap", "HGET", self._key("swap", swap_id), "doc")
         return codec.swap(text) if text else None
 
     async def noted(self, executor: str) -> str | None:
         """What was noted last of an executor; None where nothing was."""
-        return await self._do("HGET", self._key("agent", executor), "note")
+        return await self._do("noted", "HGET", self._key("agent", executor), "note")
 
     async def report(self, *reports: Report) -> None:
         """Tell the coordinator, in this order, in one write."""
-        await self._tell("r", codec.encode(reports))
+        await self._tell("report", "r", codec.encode(reports))
 
     async def wake(self) -> None:
         """Make the coordinator look again."""
-        await self._tell("w", "1")
+        await self._tell("wake", "w", "1")
 
-    async def _tell(self, field: str, value: str) -> None:
-        await self._do("XADD", self._key("inputs"), "MAXLEN", "~", "10000", "*", field, value)
+    async def _tell(self, operation: str, field: str, value: str) -> None:
+        await self._do(operation, "XADD", self._key("inputs"), "MAXLEN", "~", "10000", "*", field, value)
 
     async def outbox(self, executor: str, *, after: str, block_ms: int) -> tuple[StoredCommand, ...]:
         """Commands for one executor after the id given, at most 500; `0` = from the start of what is retained.
@@ -174,31 +189,31 @@ class RedisStore(Functions):
         the newest id): what was read says nothing then, and all that is retained is given.
         """
         key = self._key("out", executor)
-        entries = await self._stream(key, after, block_ms, _READ_COUNT)
-        if not entries and _id(await self._tail(key)) < _id(after):
-            entries = await self._stream(key, "0", 0, _READ_COUNT)
+        entries = await self._stream("outbox", key, after, block_ms, _READ_COUNT)
+        if not entries and _id(await self._tail("outbox", key)) < _id(after):
+            entries = await self._stream("outbox", key, "0", 0, _READ_COUNT)
         return tuple(StoredCommand(at, codec.command(fields["c"])) for at, fields in entries)
 
     async def inputs(self, *, after: str, block_ms: int) -> Inputs:
         """Reports and wake-ups after the id given, at most 500; `$` = from now on."""
         key = self._key("inputs")
-        last = await self._tail(key) if after == "$" else after
-        entries = await self._stream(key, last, block_ms, _READ_COUNT)
+        last = await self._tail("inputs", key) if after == "$" else after
+        entries = await self._stream("inputs", key, last, block_ms, _READ_COUNT)
         reports = tuple(report for _, fields in entries if "r" in fields for report in codec.reports(fields["r"]))
         return Inputs(entries[-1][0] if entries else last, reports, any("w" in fields for _, fields in entries))
 
     async def events(self, *, after: str, limit: int, block_ms: int) -> tuple[StoredEvent, ...]:
         """The log after the id given; `0` = from the oldest retained, `$` = only what is new."""
-        entries = await self._stream(self._key("events"), after, block_ms, limit)
+        entries = await self._stream("events", self._key("events"), after, block_ms, limit)
         return tuple(StoredEvent(at, fields["t"], fields["s"], int(fields["v"]), fields["d"]) for at, fields in entries)
 
-    async def _tail(self, key: str) -> str:
-        newest = _entries(await self._do("XREVRANGE", key, "+", "-", "COUNT", 1))
+    async def _tail(self, operation: str, key: str) -> str:
+        newest = _entries(await self._do(operation, "XREVRANGE", key, "+", "-", "COUNT", 1))
         return newest[0][0] if newest else "0-0"
 
-    async def _stream(self, key: str, after: str, block_ms: int, count: int) -> list[Entry]:
+    async def _stream(self, operation: str, key: str, after: str, block_ms: int, count: int) -> list[Entry]:
         if block_ms <= 0:
-            return _one_stream(await self._do("XREAD", "COUNT", count, "STREAMS", key, after))
+            return _one_stream(await self._do(operation, "XREAD", "COUNT", count, "STREAMS", key, after))
         with _as_store_down(self._where):
             async with asyncio.timeout(block_ms / 1000 + _MARGIN_S):
                 answer = await self._reads.execute_command(

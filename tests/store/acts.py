@@ -85,7 +85,7 @@ async def state(store: Store, lease_id: str) -> LeaseState:
 
 async def raw(store: RedisStore, command: str, key: str, *args: str) -> Reply:
     """A command of the server on one of the store's own keys, past the protocol."""
-    return await store._do(command, store._key(key), *args)  # pyright: ignore[reportPrivateUsage]
+    return await store._do("raw", command, store._key(key), *args)  # pyright: ignore[reportPrivateUsage]
 
 
 @dataclass(slots=True)

@@ -124,7 +124,7 @@ async def test_a_server_that_hangs_is_store_down_within_the_call_timeout(
 
 async def test_a_lost_library_is_loaded_again(served: RedisStore) -> None:
     await ask(served, "a")
-    await served._do("FUNCTION", "DELETE", LIBRARY)  # pyright: ignore[reportPrivateUsage]
+    await served._do("raw", "FUNCTION", "DELETE", LIBRARY)  # pyright: ignore[reportPrivateUsage]
     assert (await served.read(now_ms=NOW)).queued == 1
 
 

@@ -212,6 +212,16 @@ async def test_calls_are_counted_by_model_and_status_with_what_they_waited(api: 
     assert found['swapper_request_wait_seconds_sum{model="llama/med"}'] == 2.0
 
 
+async def test_calls_of_the_store_are_timed_by_their_name(api: Served) -> None:
+    api.store.took = api.ctx.meter.stored
+    await commit(api, SWAP)
+    await commit(api, replace(SWAP, id="sw_2"))
+    found = await scraped(api)
+    assert found['swapper_store_seconds_count{op="commit"}'] == 2
+    assert found['swapper_store_seconds_bucket{le="5.0",op="commit"}'] == 2
+    assert 0 < found['swapper_store_seconds_sum{op="commit"}'] < 5
+
+
 async def test_a_scrape_is_answered_while_the_store_is_down(api: Served) -> None:
     api.live.tenants[MED] = "loaded"
     api.redis.connected = False

@@ -9,6 +9,7 @@ import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from swapper import backends
@@ -166,3 +167,11 @@ async def test_a_cancellation_from_elsewhere_stays_one(config: Config) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_what_its_store_takes_is_in_its_metrics(config: Config) -> None:
+    async with running(config) as server, aiohttp.ClientSession(server.url) as http:
+        async with http.post("/api/leases", json={"card": "gpu0"}) as got:
+            assert got.status == 201
+        async with http.get("/metrics") as got:
+            assert 'swapper_store_seconds_count{op="enqueue"} 1.0' in (await got.text()).splitlines()
