@@ -25,11 +25,15 @@ _SHOWN = 500
 
 
 class ServerClient:
-    """Client of the server at `url`, called `who` in sentences ("Ollama"). `api_key`: for every request."""
+    """Client of the server at `url`, called `who` in sentences ("Ollama"). `api_key`: for every request.
 
-    def __init__(self, url: str, who: str, api_key: str | None = None) -> None:
+    `read_s`: how long an answer may take for which no other limit is given.
+    """
+
+    def __init__(self, url: str, who: str, api_key: str | None = None, *, read_s: float = READ_S) -> None:
         self.url = url.rstrip("/")
         self.who = who
+        self.read_s = read_s
         self.fence: Callable[[], Awaitable[None]] = _unfenced
         """Awaited right before what changes something: it lets nothing through that must have no effect any more."""
         self._api_key = api_key
@@ -40,13 +44,18 @@ class ServerClient:
         if self._session is not None:
             await self._session.close()
 
-    async def get(self, path: str, *, limit_s: float = READ_S, key: str | None = None) -> bytes:
+    async def get(self, path: str, *, limit_s: float | None = None, key: str | None = None) -> bytes:
         """One GET. `key`: instead of the server's own, for a model that has another."""
         async with self._answer("GET", path, None, limit_s, key) as response:
             return await response.read()
 
     async def post(
-        self, path: str, body: Mapping[str, object] | None = None, *, limit_s: float = READ_S, key: str | None = None
+        self,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        *,
+        limit_s: float | None = None,
+        key: str | None = None,
     ) -> bytes:
         """One POST of JSON (None: without a body)."""
         await self.fence()
@@ -54,9 +63,9 @@ class ServerClient:
             return await response.read()
 
     @asynccontextmanager
-    async def stream(self, path: str, *, limit_s: float) -> AsyncGenerator[aiohttp.StreamReader]:
-        """The answer to a GET while it comes, at most `limit_s` in all."""
-        async with self._answer("GET", path, None, limit_s, None) as response:
+    async def stream(self, path: str) -> AsyncGenerator[aiohttp.StreamReader]:
+        """The answer to a GET while it comes, for `read_s` in all."""
+        async with self._answer("GET", path, None, None, None) as response:
             yield response.content
 
     async def has(self, path: str) -> bool:
@@ -69,11 +78,12 @@ class ServerClient:
 
     @asynccontextmanager
     async def _answer(
-        self, method: str, path: str, body: Mapping[str, object] | None, limit_s: float, key: str | None
+        self, method: str, path: str, body: Mapping[str, object] | None, limit_s: float | None, key: str | None
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
         if self._session is None or self._session.closed:
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True, limit=0))
         key = key or self._api_key
+        limit_s = self.read_s if limit_s is None else limit_s
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         timeout = aiohttp.ClientTimeout(total=limit_s, connect=min(_CONNECT_S, limit_s))
         asked = self._session.request(

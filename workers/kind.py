@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from swapper.errors import BackendError, BackendRefused
 from workers.backend import Quiesced, Restored, Room, SaveArgs, Saved, SaveUnsupported
-from workers.client import ServerClient
+from workers.client import READ_S, ServerClient
 from workers.control import Control, Watched, refreshed
 from workers.control.port import taken
 from workers.llama.hung import ROUTER_HUNG_S, Silence
@@ -26,13 +26,15 @@ BRISK_S = 1.0
 class Limits:
     """Seconds without any sign of progress after which a verb gives up.
 
-    `start_s`: nobody listens although the server was started; `settle_s`: what was asked for and is not seen yet.
+    `start_s`: nobody listens although the server was started; `settle_s`: what was asked for and is not seen yet;
+    `read_s`: an answer that costs the server nothing.
     """
 
     load_s: float = 600.0
     answer_s: float = 120.0
     start_s: float = 30.0
     settle_s: float = 10.0
+    read_s: float = READ_S
     poll_s: float = 0.05
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from swapper.errors import BackendDown, BackendRefused
 from workers.backend import TenantState
-from workers.client import READ_S, ServerClient, decoded
+from workers.client import ServerClient, decoded
 from workers.control import Control
 from workers.kind import Limits
 from workers.several import Several
@@ -73,7 +73,7 @@ class LlamaSwap(Several):
         keys: Mapping[str, str] | None = None,
         limits: Limits | None = None,
     ) -> None:
-        http = ServerClient(url, _WHO, api_key)
+        http = ServerClient(url, _WHO, api_key, read_s=(limits or Limits()).read_s)
         super().__init__(http, server=server, tenants=tenants, control=control, ours=ours, keys=keys, limits=limits)
 
     async def _running(self) -> Mapping[str, TenantState]:
@@ -83,7 +83,7 @@ class LlamaSwap(Several):
     async def _in_flight(self, name: str) -> int | None:
         """By the snapshot that its event stream begins with, behind its logs."""
         try:
-            async with self._http.stream("/api/events", limit_s=READ_S) as stream:
+            async with self._http.stream("/api/events") as stream:
                 rest = b""
                 while len(rest) < _EVENT_BYTES and (chunk := await stream.readany()):
                     *lines, rest = (rest + chunk).split(b"\n")
@@ -104,16 +104,18 @@ class LlamaSwap(Several):
             await self._http.get(f"/upstream/{quote(name, safe='/:')}/health", limit_s=self._limits.load_s, key=key)
         except BackendRefused as refused:
             if refused.status == 404 and "model not found" in str(refused):
-                names = await self.names()
-                raise self._unknown(name, names, "correct the name under models, or add it there") from refused
+                raise self._unknown(
+                    name, await listed(self._http), "correct the name under models, or add it there"
+                ) from refused
             if refused.status != 404:  # 404 of the model's own server: it has no such route
                 raise BackendRefused(f"{refused} (its log: {self._http.url}/logs)", refused.status) from refused
         if not runs:
             await smallest_call(self._http, name, self._limits.answer_s, key)
 
-    async def names(self) -> list[str]:
-        """The models it lists."""
-        return [one.id for one in decoded(await self._http.get("/v1/models"), _Models, _WHO).data]
+
+async def listed(http: ServerClient) -> list[str]:
+    """The models it lists."""
+    return [one.id for one in decoded(await http.get("/v1/models"), _Models, _WHO).data]
 
 
 def _calls(line: bytes, name: str) -> int | None:

@@ -13,7 +13,7 @@ import msgspec
 
 from swapper.errors import BackendRefused
 from workers.backend import TenantState
-from workers.client import READ_S, ServerClient, decoded
+from workers.client import ServerClient, decoded
 from workers.control import Control
 from workers.kind import Limits
 from workers.several import Several
@@ -41,6 +41,12 @@ def same(name: str) -> str:
     return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
 
 
+async def names(http: ServerClient) -> list[str]:
+    """The models it has on its disk."""
+    tags = decoded(await http.get("/api/tags"), _Ps, _WHO)
+    return [one.model or one.name for one in tags.models or ()]
+
+
 class Ollama(Several):
     """Implements `workers.backend.Backend`. `keep_alive_ms` None: what is loaded stays until it is released."""
 
@@ -57,7 +63,7 @@ class Ollama(Several):
         keep_alive_ms: int | None = None,
         limits: Limits | None = None,
     ) -> None:
-        http = ServerClient(url, _WHO, api_key)
+        http = ServerClient(url, _WHO, api_key, read_s=(limits or Limits()).read_s)
         super().__init__(
             http, server=server, tenants=tenants, control=control, ours=ours, keys=keys, same=same, limits=limits
         )
@@ -68,7 +74,7 @@ class Ollama(Several):
         return {one.model or one.name: TenantState.LOADED for one in ps.models or ()}
 
     async def _unload(self, name: str, limit_s: float) -> None:
-        limit_s, key = min(limit_s, READ_S), self._keys.get(name)
+        limit_s, key = min(limit_s, self._http.read_s), self._keys.get(name)
         try:
             await self._http.post("/api/generate", {"model": name, "keep_alive": 0}, limit_s=limit_s, key=key)
         except BackendRefused as refused:
@@ -105,10 +111,5 @@ class Ollama(Several):
             if refused.status != 404:
                 raise
             mend = f"run `ollama pull {name}` there, or correct the name under models"
-            raise self._unknown(name, await self.names(), mend) from refused
+            raise self._unknown(name, await names(self._http), mend) from refused
         return decoded(show, _Show, _WHO).capabilities
-
-    async def names(self) -> list[str]:
-        """The models it has on its disk."""
-        tags = decoded(await self._http.get("/api/tags"), _Ps, _WHO)
-        return [one.model or one.name for one in tags.models or ()]

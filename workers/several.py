@@ -124,30 +124,30 @@ class Several(Kind):
         return said
 
     async def _gone_by(self, name: str, deadline: float) -> bool:
+        """Once the time is up, it is asked for with calls in it, too, and has a little more."""
         loop = asyncio.get_running_loop()
-        asked = float("-inf")
+        asked, pressed = float("-inf"), False
         async for _ in self.looks():
             left = deadline - loop.time()
             try:
-                state = await self._state(name)
-                if not state.holds_vram:
+                if not (await self._state(name)).holds_vram:
                     return True
-                if loop.time() - asked >= AGAIN_S and await self._may_ask(name, left):
+                if left <= 0 and not pressed:
+                    pressed, asked, deadline = True, loop.time(), loop.time() + self._limits.settle_s
+                    await self._unload(name, self._limits.settle_s)
+                elif loop.time() - asked >= AGAIN_S and not await self._in_flight(name):
                     asked = loop.time()
                     await self._unload(name, max(left, self._limits.poll_s))
-                    continue
             except BackendError as error:
                 if isinstance(error, BackendRefused) and (error.status or 500) < 500:
                     raise
                 if not self._ours and loop.time() >= deadline:
                     raise BackendDown(f"{error}, and whether {name} is still loaded cannot be seen") from error
-            if loop.time() >= deadline:
+                if loop.time() >= deadline:
+                    return False
+            if loop.time() >= deadline and pressed:
                 return False
         raise AssertionError("unreachable: the looks do not end")
-
-    async def _may_ask(self, name: str, left_s: float) -> bool:
-        """Not while a call runs in it, until the time is up."""
-        return left_s <= 0 or not await self._in_flight(name)
 
     async def _state(self, name: str) -> TenantState:
         """UNLOADED also where no server runs."""

@@ -7,6 +7,8 @@ counts. Source: the refusals of llama-server, vLLM, SGLang and plain FastAPI ser
 
 from __future__ import annotations
 
+import re
+
 from swapper.errors import BackendRefused
 from workers.client import ServerClient
 
@@ -27,13 +29,18 @@ async def smallest_call(http: ServerClient, model: str, limit_s: float, key: str
         try:
             await http.post(path, {"model": model, **body}, limit_s=limit_s, key=key)
         except BackendRefused as refused:
-            if refused.status not in _NOT_OFFERED or (refused.status == 404 and model in str(refused)):
+            unknown = refused.status == 404 and _names(str(refused).rpartition(f"{path}: ")[2], model)
+            if refused.status not in _NOT_OFFERED or unknown:
                 raise
             first = first or refused
         else:
             return
     if first is not None and not await _healthy(http, key):
         raise first
+
+
+def _names(said: str, model: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(model)}(?!\w)", said) is not None
 
 
 async def _healthy(http: ServerClient, key: str | None) -> bool:

@@ -1,0 +1,298 @@
+"""Servers that are their own tenant in particular: any with OpenAI's routes, vLLM and SGLang."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from swapper.errors import BackendError, BackendRefused
+from tests.support import fake_kinds
+from tests.support.fake_kind import FakeKind, OpenAi, Starter
+from workers.backend import TenantState
+from workers.client import ServerClient
+from workers.control import Control, ExitStatus
+from workers.control.attach import AttachControl
+from workers.kind import Limits
+from workers.openai import Engine, OpenAiServer
+from workers.sglang import Sglang
+from workers.smallest import smallest_call
+from workers.vllm import Vllm, gauges
+
+LIMITS = Limits(load_s=2.0, answer_s=2.0, start_s=2.0, settle_s=0.5, read_s=0.5, poll_s=0.005)
+
+
+@asynccontextmanager
+async def running(fake: FakeKind, *backends: OpenAiServer) -> AsyncGenerator[None]:
+    await fake.start()
+    try:
+        yield
+    finally:
+        for backend in backends:
+            await backend.close()
+        await fake.vanish()
+
+
+def server(
+    fake: FakeKind,
+    *,
+    control: Control | None = None,
+    models: Sequence[str] = ("m",),
+    engine: Callable[[ServerClient], Engine] | None = None,
+) -> OpenAiServer:
+    http = ServerClient(fake.url, "the server", read_s=LIMITS.read_s)
+    return OpenAiServer(
+        http,
+        tenant="s",
+        models=models,
+        control=control or AttachControl("s"),
+        ours=control is not None,
+        engine=None if engine is None else engine(http),
+        rests=engine is not None,
+        limits=LIMITS,
+    )
+
+
+def vllm(fake: FakeKind, level: int = 1, control: Control | None = None) -> OpenAiServer:
+    return server(fake, control=control, engine=lambda http: Vllm(http, level))
+
+
+def sglang(fake: FakeKind, folder: Path, level: int = 1, control: Control | None = None) -> OpenAiServer:
+    return server(fake, control=control, engine=lambda http: Sglang(http, level, folder, lambda: None))
+
+
+# ---- any with OpenAI's routes
+
+
+async def test_what_is_attached_and_does_not_rest_is_not_released() -> None:
+    fake = OpenAi("m")
+    backend = server(fake)
+    async with running(fake, backend):
+        with pytest.raises(BackendRefused, match="s is attached: stop it where it was started"):
+            await backend.release("s", limit_ms=1_000)
+        assert await backend.observe() == {"s": TenantState.LOADED}
+
+
+async def test_a_server_that_lists_no_models_is_there_all_the_same() -> None:
+    fake = OpenAi("m")
+    fake.lists = False
+    control = Starter(fake)
+    backend = server(fake, control=control)
+    async with running(fake, backend):
+        assert await backend.observe() == {"s": TenantState.LOADED}
+        await backend.release("s", limit_ms=1_000)
+        await backend.load("s")
+        assert fake.computed == ["m"]
+
+
+async def test_all_names_it_is_to_serve_must_be_among_what_it_lists() -> None:
+    fake = OpenAi("m", "lora")
+    control = Starter(fake)
+    backend, other = (
+        server(fake, control=control, models=("m", "lora")),
+        server(fake, control=control, models=("m", "x")),
+    )
+    async with running(fake, backend, other):
+        await backend.release("s", limit_ms=1_000)
+        with pytest.raises(BackendRefused, match="has no model 'x'; it has: m, lora"):
+            await other.load("s")
+        assert not fake.up
+        await backend.load("s")
+
+
+async def test_a_server_that_loads_holds_its_vram() -> None:
+    fake = OpenAi("m")
+    backend = server(fake)
+    async with running(fake, backend):
+        fake.status = 503
+        assert await backend.observe() == {"s": TenantState.LOADING}
+
+
+async def test_one_that_ended_while_it_loaded_is_told_with_the_last_words_of_its_log() -> None:
+    class Ends(Starter):
+        async def ensure(self) -> None:
+            self.ended = ExitStatus(1, None, 0)
+
+    fake = OpenAi("m")
+    backend = server(fake, control=Ends(fake))
+    with pytest.raises(BackendError, match=r"ended before it answered \(exit status 1\): CUDA error: out of memory"):
+        await backend.load("s")
+    assert await backend.observe() == {"s": TenantState.FAILED}
+    await backend.close()
+
+
+async def test_a_server_of_somebody_else_at_the_address_is_neither_used_nor_ended() -> None:
+    class Elsewhere(Starter):
+        def alive(self) -> bool | None:
+            return False
+
+    fake = OpenAi("m")
+    control = Elsewhere(fake)
+    backend = server(fake, control=control)
+    async with running(fake, backend):
+        assert await backend.observe() == {"s": TenantState.UNREACHABLE}
+        with pytest.raises(BackendRefused, match="end that process"):
+            await backend.load("s")
+        assert control.orders == []
+
+
+@pytest.mark.parametrize(
+    ("models", "embeds", "chats", "computed"),
+    [(("m",), (), True, ["m"]), ((), ("m",), True, ["m"]), (("m",), (), False, [])],
+    ids=["chat", "embedding", "neither, and healthy"],
+)
+async def test_the_smallest_call_is_the_first_that_the_model_offers(
+    models: tuple[str, ...], embeds: tuple[str, ...], chats: bool, computed: list[str]
+) -> None:
+    fake = OpenAi(*models, embeds=embeds)
+    fake.chats = chats
+    http = ServerClient(fake.url, "it")
+    async with running(fake):
+        await smallest_call(http, "m", 2.0)
+        with pytest.raises(BackendRefused, match="`nobody` does not exist"):
+            await smallest_call(http, "nobody", 2.0)
+        await http.close()
+    assert fake.computed == computed
+
+
+async def test_the_key_of_the_server_goes_with_every_request() -> None:
+    fake = OpenAi("m")
+    fake.key = "secret"
+    good, bad = ServerClient(fake.url, "it", "secret"), ServerClient(fake.url, "it")
+    async with running(fake):
+        await smallest_call(good, "m", 2.0)
+        with pytest.raises(BackendRefused, match=r"it at .* answered 401 to /v1/models: unauthorized"):
+            await bad.get("/v1/models")
+        await good.close()
+        await bad.close()
+
+
+# ---- vLLM
+
+
+async def test_the_flags_that_are_missing_for_sleep_are_named() -> None:
+    fake = fake_kinds.Vllm("m")
+    fake.dev = False
+    backend = vllm(fake)
+    async with running(fake, backend):
+        with pytest.raises(BackendRefused, match="--enable-sleep-mode and with VLLM_SERVER_DEV_MODE=1"):
+            await backend.release("s", limit_ms=1_000)
+        assert await backend.observe() == {"s": TenantState.LOADED}
+
+
+async def test_one_of_ours_that_cannot_sleep_is_ended_instead_and_that_is_said() -> None:
+    fake = fake_kinds.Vllm("m")
+    fake.dev = False
+    backend = vllm(fake, control=Starter(fake))
+    async with running(fake, backend):
+        said = await backend.release("s", limit_ms=1_000)
+        assert said is not None
+        assert "--enable-sleep-mode" in said
+        assert not fake.up
+
+
+async def test_sleep_takes_its_level_from_the_query_and_level_two_reads_the_weights_before_the_cache_is_back() -> None:
+    fake = fake_kinds.Vllm("m")
+    backend = vllm(fake, level=2)
+    async with running(fake, backend):
+        await backend.release("s", limit_ms=1_000)
+        assert fake.level == 2
+        await backend.load("s")
+        changing = [one for one in fake.posts() if not one.startswith("POST /v1/")]
+        assert changing == [
+            "POST /sleep?level=2&mode=wait",
+            "POST /wake_up?tags=weights",
+            "POST /collective_rpc",
+            "POST /wake_up?tags=kv_cache",
+        ]
+
+
+async def test_with_a_call_in_flight_at_the_end_of_its_time_it_is_not_put_to_sleep() -> None:
+    fake = fake_kinds.Vllm("m")
+    backend = vllm(fake)
+    async with running(fake, backend):
+        fake.begin("m")
+        with pytest.raises(BackendError, match="at the server: 1"):
+            await backend.release("s", limit_ms=200)
+        assert (fake.dead, fake.posts()) == (False, [])
+
+
+def test_gauges_are_summed_over_their_labels_and_others_of_a_longer_name_left_out() -> None:
+    text = 'a{x="1"} 2.0\na{x="2"} 3.0\na_by_reason{x="1"} 50.0\n# a 9\nb 1.0\n'
+    assert gauges(text, ("a", "b")) == 6
+    assert gauges(text, ("a", "c")) is None
+
+
+# ---- SGLang
+
+
+async def test_without_the_memory_saver_nothing_is_released_that_would_free_nothing(tmp_path: Path) -> None:
+    fake = fake_kinds.Sglang("m")
+    fake.saver = False
+    backend = sglang(fake, tmp_path)
+    async with running(fake, backend):
+        with pytest.raises(BackendRefused, match="without --enable-memory-saver"):
+            await backend.release("s", limit_ms=1_000)
+        assert fake.posts() == []
+
+
+async def test_weights_that_would_be_lost_are_not_released_at_level_one_and_are_read_again_at_two(
+    tmp_path: Path,
+) -> None:
+    fake = fake_kinds.Sglang("m")
+    fake.backup = False
+    one, two = sglang(fake, tmp_path), sglang(fake, tmp_path, level=2)
+    async with running(fake, one, two):
+        with pytest.raises(BackendRefused, match="--enable-weights-cpu-backup"):
+            await one.release("s", limit_ms=1_000)
+        await two.release("s", limit_ms=1_000)
+        assert not fake.holding
+        await two.load("s")
+        assert fake.computed == ["m"]
+
+
+async def test_what_rests_is_known_to_the_next_process_of_swapper(tmp_path: Path) -> None:
+    fake = fake_kinds.Sglang("m")
+    before, after = sglang(fake, tmp_path), sglang(fake, tmp_path)
+    async with running(fake, before, after):
+        await before.release("s", limit_ms=1_000)
+        assert await after.observe() == {"s": TenantState.UNLOADED}
+        await after.load("s")
+        assert (fake.dead, fake.computed) == (False, ["m"])
+
+
+async def test_a_server_that_was_started_anew_does_not_rest_and_is_not_told_to_resume(tmp_path: Path) -> None:
+    fake = fake_kinds.Sglang("m")
+    backend = sglang(fake, tmp_path)
+    async with running(fake, backend):
+        await backend.release("s", limit_ms=1_000)
+        await fake.vanish()
+        await fake.start()
+        assert await backend.observe() == {"s": TenantState.LOADED}
+        await backend.load("s")
+        assert not fake.dead
+
+
+async def test_a_release_that_was_cut_off_is_not_followed_by_what_the_server_would_die_of(tmp_path: Path) -> None:
+    fake = fake_kinds.Sglang("m")
+    backend = sglang(fake, tmp_path)
+    async with running(fake, backend):
+        await backend.release("s", limit_ms=1_000)
+        mark = tmp_path / "released.json"
+        mark.write_text(mark.read_text().replace('"released"', '"resuming"'))
+        assert await backend.observe() == {"s": TenantState.UNREACHABLE}
+        with pytest.raises(BackendError, match="restart it"):
+            await backend.load("s")
+        assert not fake.dead
+
+
+async def test_a_pause_is_taken_back_where_nothing_was_released(tmp_path: Path) -> None:
+    fake = fake_kinds.Sglang("m")
+    backend = sglang(fake, tmp_path)
+    async with running(fake, backend):
+        fake.stuck = True
+        with pytest.raises(BackendRefused, match="did not do it"):
+            await backend.release("s", limit_ms=1_000)
+        assert not fake.paused
