@@ -26,8 +26,8 @@ from swapper.api.ids import new_id
 from swapper.backends import api_key, backend_of
 from swapper.config import Config
 from swapper.config.advice import model_options
-from swapper.config.schema import TenantEntry
 from swapper.config.served import LLAMA
+from swapper.controls import control_of
 from swapper.coordinator import Coordinator
 from swapper.core.spec import Spec
 from swapper.errors import ConfigError, StoreDown, SwapperError
@@ -54,9 +54,7 @@ from swapper.store.redis import RedisStore
 from swapper.watches import background, or_failed, until_ended, warn, watch_folder
 from workers.agent import Agent
 from workers.backend import Backend, Probe
-from workers.control import Control
-from workers.control.attach import AttachControl
-from workers.control.command import CommandControl
+from workers.control import Control, Watched, refreshed
 from workers.marks import Marks
 
 SHUTDOWN_S = 2.0
@@ -147,6 +145,7 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
         probes = probes_of(config, config.spec(), host)
         spec = config.spec().learned(totals(await look(probes)))
         controls = {name: control_of(name, entry, config) for name, entry in config.tenants.items()}
+        await asyncio.gather(*map(refreshed, controls.values()))
         backends = _backends(config, controls, stack)
         agent = await _agent(config, host, store, spec, backends, probes, stack)
         await _notifier(config, agent.owner, store, stack, failed)
@@ -193,16 +192,12 @@ async def _store(
 
 def _backends(config: Config, controls: Mapping[str, Control], stack: AsyncExitStack) -> Mapping[str, Backend]:
     found = {name: backend_of(name, entry, config, controls[name]) for name, entry in config.tenants.items()}
+    for control in controls.values():
+        if isinstance(control, Watched):
+            stack.push_async_callback(control.close)
     for backend in found.values():
         stack.push_async_callback(backend.close)
     return found
-
-
-def control_of(name: str, entry: TenantEntry, config: Config, env: Mapping[str, str] | None = None) -> Control:
-    """What starts and stops a configured server. It finds a server that another process started, too."""
-    if entry.control == "command":
-        return CommandControl(name, entry.command, config.state_dir / "servers" / name, env, config.folder)
-    return AttachControl(name)
 
 
 async def _agent(
@@ -272,8 +267,8 @@ async def _gateway(config: Config, folder: StateFolder, store: RedisStore, stack
     )
     context = GatewayContext(
         names=config.models(),
-        targets={t: _target(config, t) for t in config.spec().tenants},
-        models=tuple(one for t in config.spec().tenants for one in _models(config, t)),
+        targets={t: _target(config, t) for t in config.models().values()},
+        models=tuple(one for t in dict.fromkeys(config.models().values()) for one in _models(config, t)),
         limits=limits,
         admission=admission,
         member=member,

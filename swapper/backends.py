@@ -13,13 +13,15 @@ from swapper.config.schema import TenantEntry
 from swapper.config.served import LLAMA, WHOLE, Served, served
 from workers.backend import Backend
 from workers.client import ServerClient
-from workers.control import Control
+from workers.control import Control, Watched
+from workers.control.process import WatchedProcess
 from workers.hooks import Hooked, Hooks
 from workers.llama.router import LlamaRouter
 from workers.llama.server import LlamaServer
 from workers.llama.slots import Keep
 from workers.llama_swap import LlamaSwap
 from workers.ollama import Ollama
+from workers.onoff import OnOff
 from workers.openai import Engine, OpenAiServer
 from workers.sglang import WHO as SGLANG
 from workers.sglang import Sglang
@@ -59,6 +61,8 @@ def _llama(name: str, entry: TenantEntry, config: Config, control: Control) -> B
 
 
 def _other(name: str, entry: TenantEntry, config: Config, control: Control) -> Backend:
+    if entry.kind == "none":
+        return _on_off(name, entry, config, control)
     url, ours, tenants = cast("str", entry.url), entry.control != "attach", served(name, entry)
     if entry.kind in WHOLE:
         return _whole(name, entry, config, control, tenants[0])
@@ -73,6 +77,12 @@ def _other(name: str, entry: TenantEntry, config: Config, control: Control) -> B
     if entry.kind == "ollama":
         return Ollama(url, keep_alive_ms=entry.keep_alive_ms, **common)
     return LlamaSwap(url, **common)
+
+
+def _on_off(name: str, entry: TenantEntry, config: Config, control: Control) -> Backend:
+    watched = control if isinstance(control, Watched) else WatchedProcess(control)
+    away = config.state_dir / "servers" / name / "released.json"
+    return OnOff(name, watched, grace_ms=entry.grace_ms, keep_up=entry.evict == "never", away=away)
 
 
 def _whole(name: str, entry: TenantEntry, config: Config, control: Control, one: Served) -> Backend:

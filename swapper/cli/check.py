@@ -19,6 +19,7 @@ import click
 
 from swapper.cli.cards import look_at
 from swapper.cli.common import SEARCHED, print_json
+from swapper.cli.managed import managed
 from swapper.config import Config, TenantEntry, load
 from swapper.config.advice import advise, advise_live, model_options
 from swapper.config.served import ONE_MODEL, served
@@ -144,6 +145,8 @@ async def _server(
         if shutil.which(config.folder / program if "/" in program else program) is None:
             text = f"tenants.{server}.command: {program} is not a program that can be started here"
             yield Finding(True, f"{text}; install it, or write its whole path")
+    for error, text in await managed(config, server, entry):
+        yield Finding(error, text)
     if entry.slot_dir is not None and entry.snapshots.strategy != "off" and not entry.slot_dir.is_dir():
         yield Finding(True, f"tenants.{server}.slot_dir: {entry.slot_dir} is not a folder here; create it")
     if entry.url is None:
@@ -155,7 +158,7 @@ async def _server(
         yield Finding(True, f"tenants.{server}.url: {entry.url}: {why}")
         return
     except (OSError, TimeoutError) as error:
-        if entry.control != "command":
+        if entry.control == "attach":
             why = str(error) or "no answer in time"
             yield Finding(True, f"tenants.{server}.url: {entry.url}: {why}; start the server, or correct the address")
         return

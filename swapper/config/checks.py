@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from swapper.config import kinds, recipes
+from swapper.config import controls, kinds, recipes
+from swapper.config.controls import CONTROLS, ON_OFF
 from swapper.config.schema import CardEntry, Document, SnapshotsEntry, TenantEntry
 from swapper.config.served import ONE_MODEL, served
 from swapper.config.source import Source
 from swapper.config.units import show_mib
 from swapper.config.yamltext import Loc
 
-KINDS = kinds.SERVED | {"llama-router", "llama-server"}
-CONTROLS = frozenset({"attach", "command"})
+KINDS = kinds.SERVED | {"llama-router", "llama-server", ON_OFF}
 LATER = "is not supported by this version"
 
 Said = tuple[Loc, str]
@@ -41,6 +41,7 @@ _KEYS = {
     "llama-router": _LLAMA | {"preset"},
     "llama-server": _LLAMA | {"vram"},
     **{name: _COMMON | keys for name, keys in kinds.KEYS.items()},
+    ON_OFF: _COMMON | controls.ON_OFF_KEYS,
 }
 
 
@@ -154,9 +155,13 @@ def _tenants(document: Document, source: Source, environ: Mapping[str, str]) -> 
             yield (*loc, "control"), said
         given: dict[str, object] = source.data["tenants"][name]
         for key in given:
-            if key not in _KEYS[entry.kind] and entry.control in CONTROLS:
+            known = (_KEYS[entry.kind] - {"command"}) | controls.KEYS.get(entry.control, frozenset())
+            if key not in known and entry.control in CONTROLS:
                 yield (*loc, key), f"is not a key of kind {entry.kind} with control {entry.control}"
-        if entry.kind in kinds.SERVED:
+        yield from controls.check(entry, loc)
+        if entry.kind == ON_OFF:
+            yield from controls.on_off(entry, loc)
+        elif entry.kind in kinds.SERVED:
             yield from kinds.check(entry, loc, environ)
         else:
             yield from _llama(entry, loc, environ)
@@ -284,7 +289,7 @@ def _notices(document: Document, source: Source) -> Iterator[Said]:
     yield from _defaults(document)
     for name, entry in document.tenants.items():
         yield from kinds.notices(entry, source.data["tenants"][name], ("tenants", name))
-        if "grace" in source.data["tenants"][name]:
+        if entry.kind != ON_OFF and "grace" in source.data["tenants"][name]:
             yield ("tenants", name, "grace"), f"is read, but {_PATIENCE}; leave it out"
         for one in served(name, entry):
             if one.entry.ttl_ms is not None:

@@ -232,6 +232,7 @@ class TenantEntry(Section):
     namespace: Text | None = None
     deployment: Text | None = None
     unit: Text | None = None
+    user: StrictBool = False
     url: HttpUrl | None = None
     api_key_env: Text | None = None
     preset: FilePath | None = None

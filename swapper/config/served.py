@@ -37,6 +37,9 @@ class Served:
 def served(server: str, entry: TenantEntry) -> tuple[Served, ...]:
     """The tenants of a server, in the file's order. Of a plain one's models only the first counts."""
     here: Loc = ("tenants", server)
+    if entry.kind == "none":  # nobody calls it
+        only = ModelEntry().model_copy(update={"vram_mib": entry.vram_mib})
+        return (Served(server, server, only, (), here),)
     if entry.kind in WHOLE:
         return (_whole(server, entry, here),)
     if entry.kind not in ONE_MODEL:

@@ -151,6 +151,11 @@ class DockerControl:
             self._show(self._engine.ask_now(self._inspected), look)
         self._pulse.beat_from_anywhere()
 
+    @property
+    def always_back(self) -> bool:
+        """Whether it comes back when its engine begins anew although it was stopped, as last seen."""
+        return isinstance(self._last, Container) and self._last.always_back
+
     def notes(self) -> str | None:
         """Whether the last stop was by KILL."""
         return self._note

@@ -1,0 +1,61 @@
+"""What each way of starting and stopping needs to be told, and what a tenant that is only started and stopped may say.
+
+Invariant: pure over the document; gives every problem at once, as (path, sentence).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from swapper.config.schema import TenantEntry
+from swapper.config.yamltext import Loc
+
+Said = tuple[Loc, str]
+
+KEYS: Mapping[str, frozenset[str]] = {
+    "attach": frozenset({"command"}),  # told by the kind that it is never run
+    "command": frozenset({"command"}),
+    "docker": frozenset({"container"}),
+    "systemd": frozenset({"unit", "user"}),
+}
+"""Keys of each control, beside those of the kind."""
+CONTROLS = frozenset(KEYS)
+ON_OFF = "none"
+"""The kind of what is only started and stopped."""
+ON_OFF_KEYS = frozenset({"vram"})
+
+_COMPOSE_PARTS = 2
+
+
+def check(entry: TenantEntry, loc: Loc) -> Iterator[Said]:
+    """Problems of how one tenant is started and stopped. `control: command` is judged by its kind."""
+    match entry.control:
+        case "docker":
+            yield from _docker(entry, loc)
+        case "systemd" if not entry.unit:
+            yield loc, "control: systemd needs unit: its name, like comfyui.service"
+        case _:
+            return
+
+
+def _docker(entry: TenantEntry, loc: Loc) -> Iterator[Said]:
+    if not entry.container:
+        said = "control: docker needs container: its name or id, or PROJECT/SERVICE of Compose"
+        yield loc, said
+        return
+    parts = entry.container.split("/")
+    if len(parts) > _COMPOSE_PARTS or not all(parts):
+        said = f"{entry.container!r} is neither the name of a container nor PROJECT/SERVICE of Compose"
+        yield (*loc, "container"), said
+
+
+def on_off(entry: TenantEntry, loc: Loc) -> Iterator[Said]:
+    """Problems of one tenant of kind `none`."""
+    if entry.control == "command" and not entry.command:
+        yield loc, "control: command needs command: the program and its arguments"
+    if entry.control == "attach":
+        if entry.command:
+            yield (*loc, "command"), "is never run with control: attach; write control: command, or remove it"
+        elif entry.evict != "never":
+            said = "cannot be ended with control: attach; write how it is started and stopped"
+            yield (*loc, "control"), f"{said} (command, docker, systemd), or evict: never"

@@ -1,0 +1,30 @@
+"""What starts and stops a configured server: its control.
+
+Invariant: nothing is started or asked here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from swapper.config import Config
+from swapper.config.schema import TenantEntry
+from workers.control import Control
+from workers.control.attach import AttachControl
+from workers.control.command import CommandControl
+from workers.control.docker import DockerControl
+from workers.control.systemd import SystemdControl
+
+
+def control_of(name: str, entry: TenantEntry, config: Config, env: Mapping[str, str] | None = None) -> Control:
+    """What starts and stops a configured server. It finds a server that another process started, too."""
+    match entry.control:
+        case "command":
+            return CommandControl(name, entry.command, config.state_dir / "servers" / name, env, config.folder)
+        case "docker":
+            return DockerControl(name, cast("str", entry.container))
+        case "systemd":
+            return SystemdControl(name, cast("str", entry.unit), user=entry.user)
+        case _:
+            return AttachControl(name)
