@@ -267,7 +267,7 @@ async def _gateway(config: Config, folder: StateFolder, store: RedisStore, stack
     )
     context = GatewayContext(
         names=config.models(),
-        targets={t: _target(config, t) for t in config.models().values()},
+        targets={t: target_of(config, t) for t in config.models().values()},
         models=tuple(one for t in dict.fromkeys(config.models().values()) for one in _models(config, t)),
         limits=limits,
         admission=admission,
@@ -295,7 +295,8 @@ async def _member(config: Config, store: RedisStore, admission: Admission) -> Me
     return member
 
 
-def _target(config: Config, tenant: str) -> Target:
+def target_of(config: Config, tenant: str) -> Target:
+    """Where calls of a tenant go, and what its server calls its models."""
     server, one = config.served()[tenant]
     entry = config.tenants[server]
     others = {name: model for model, aliases in one.models[1:] for name in (model, *aliases)}

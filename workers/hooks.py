@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import structlog
 
@@ -22,7 +23,8 @@ from workers.backend import Backend, Loaded, Owners, Quiesced, Restored, Room, S
 
 _SHOWN = 300
 _KEPT_BYTES = 64 << 10
-_LAST_WORDS_S = 1.0
+_KILLED_S = 2.0
+_POLL_S = 0.01
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -143,44 +145,79 @@ class Hooked:
 async def _failure(argv: Argv, folder: Path, which: str, tenant: str, limit_s: float) -> str | None:
     """Run one command; why it failed, in words, None where it did not."""
     env = {**os.environ, "SWAPPER_TENANT": tenant, "SWAPPER_HOOK": which}
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            cwd=folder,
-            env=env,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-        )
-    except OSError as error:
-        return f"cannot be started: {error.strerror or error}"
-    said = bytearray()
-    reading = asyncio.create_task(_read(process, said))
-    try:
-        async with asyncio.timeout(limit_s):
-            status: int | None = await process.wait()
-    except TimeoutError:
-        status = None
-    finally:
-        with suppress(ProcessLookupError):  # with what it started and left behind, which then says no more either
-            os.killpg(process.pid, signal.SIGKILL)
+    with _Words() as words:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                cwd=folder,
+                env=env,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=words.theirs,
+                stderr=words.theirs,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return f"cannot be started: {error.strerror or error}"
+        words.listen()
+        status: int | None = None
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    status = await process.wait()
+        finally:
+            await _ended(process)
+        if status is None:
+            return f"was killed after {limit_s:g} s{words}"
+        return None if status == 0 else f"ended with status {status}{words}"
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    """Kill it with what it started and left behind, and see them gone."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + _KILLED_S
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
-        await asyncio.wait({reading}, timeout=_LAST_WORDS_S)
-        reading.cancel()
-    if status is None:
-        return f"was killed after {limit_s:g} s{_words(said)}"
-    return None if status == 0 else f"ended with status {status}{_words(said)}"
+        while loop.time() < until:
+            os.killpg(process.pid, 0)
+            await asyncio.sleep(_POLL_S)
 
 
-async def _read(process: asyncio.subprocess.Process, said: bytearray) -> None:
-    """The end of what it says: it must never wait for us to read."""
-    assert process.stdout is not None, "it was asked for"
-    while chunk := await process.stdout.read(4096):
-        said += chunk
-        del said[:-_KEPT_BYTES]
+class _Words:
+    """The end of what a command says; it never waits for us to read. Not asyncio's pipe, whose end `wait` awaits."""
 
+    def __init__(self) -> None:
+        self._ours, self.theirs = os.pipe()
+        self._said = bytearray()
+        os.set_blocking(self._ours, False)
 
-def _words(said: bytearray) -> str:
-    lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
-    return f": {lines[-1][:_SHOWN]}" if lines else ""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.get_running_loop().remove_reader(self._ours)
+        os.close(self._ours)
+        if self.theirs >= 0:
+            os.close(self.theirs)
+
+    def listen(self) -> None:
+        """It was started: its end of the pipe is its own."""
+        os.close(self.theirs)
+        self.theirs = -1
+        asyncio.get_running_loop().add_reader(self._ours, self._read)
+
+    def _read(self) -> bool:
+        with suppress(BlockingIOError):
+            chunk = os.read(self._ours, _KEPT_BYTES)
+            self._said += chunk
+            del self._said[:-_KEPT_BYTES]
+            if not chunk:
+                asyncio.get_running_loop().remove_reader(self._ours)
+            return bool(chunk)
+        return False
+
+    def __str__(self) -> str:
+        while self._read():
+            pass
+        lines = [line.strip() for line in self._said.decode(errors="replace").splitlines() if line.strip()]
+        return f": {lines[-1][:_SHOWN]}" if lines else ""
