@@ -222,16 +222,19 @@ class Coordinator:
             )
             await self._decide(lambda _: Commit(alerts=alerts))
         self.seen.states.update(cast("Mapping[str, str]", report.data.get("tenants", {})))
-        self.seen.readings.update(cast("Mapping[str, Mapping[str, object]]", report.data.get("cards", {})))
-        self._learn()
+        self._read(cast("Mapping[str, Mapping[str, object]]", report.data.get("cards", {})))
         marks = cast("Mapping[str, tuple[int, int]]", report.data.get("marks", {}))
         self.seen.carried_out.update({card: (token, n) for card, (token, n) in marks.items()})
         mark = cast("int", report.data.get("mark", 0))
         if report.executor.removeprefix("agent:") not in self.seen.hosts or mark > (await self._look()).token:
             await self._meet(report.executor, mark)  # its hello may have come while nobody listened
 
-    def _learn(self) -> None:
-        """How much a card has, where only its probe knows; what was known stays while it cannot be read."""
+    def _read(self, cards: Mapping[str, Mapping[str, object]]) -> None:
+        """What probes read now; of a card that cannot be read stays how much it has, and which devices it is."""
+        for card, reading in cards.items():
+            known = self.seen.readings.get(card, {})
+            still = {"env": known["env"]} if "unread" in reading and "env" in known else {}
+            self.seen.readings[card] = {**reading, **still}
         read = {card: reading.get("total_mib") for card, reading in self.seen.readings.items()}
         spec = self._spec.learned({card: total for card, total in read.items() if isinstance(total, int)})
         if spec is not self._spec:

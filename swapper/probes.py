@@ -18,6 +18,8 @@ from workers.vram.declared import Declared
 from workers.vram.nvml import Nvml
 from workers.vram.unified import Unified
 
+_NONE: Mapping[str, str | None] = {"CUDA_VISIBLE_DEVICES": None, "HIP_VISIBLE_DEVICES": None}
+
 
 def probes_of(config: Config, spec: Spec, host: str) -> Mapping[str, Probe]:
     """By card name, those of one host."""
@@ -39,14 +41,16 @@ def totals(readings: Mapping[str, Reading | Unread]) -> Mapping[str, int]:
 def device_variables(card: CardEntry) -> Mapping[str, str | None]:
     """What a holder's process needs to see this card only, as far as the configuration tells; its probe knows better.
 
-    An index of the `nvml` probe is none: the driver numbers GPUs by their place on the bus, CUDA by their speed.
+    An index of the `nvml` probe is a place on the bus, by which CUDA numbers GPUs only where it is told so; that of
+    the `amdgpu` probe tells nothing of HIP's order.
     """
     devices = ",".join(card.gpus) or None
     match card.read_by:
         case "nvml":
-            return {"CUDA_VISIBLE_DEVICES": ",".join(card.uuid) if card.uuid else None, "HIP_VISIBLE_DEVICES": None}
+            by_place = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if card.index else {}
+            return {**_NONE, **by_place, "CUDA_VISIBLE_DEVICES": devices}
         case "amdgpu":
-            return {"CUDA_VISIBLE_DEVICES": None, "HIP_VISIBLE_DEVICES": None}
+            return _NONE
         case _:
             return {"CUDA_VISIBLE_DEVICES": devices, "HIP_VISIBLE_DEVICES": devices}
 
@@ -62,7 +66,7 @@ class Devices(Mapping[str, Mapping[str, str | None]]):
 
     def __getitem__(self, card: str) -> Mapping[str, str | None]:
         read = cast("Mapping[str, str]", self._readings().get(card, {}).get("env") or {})
-        return {**device_variables(self._cards[card]), **read}
+        return {**_NONE, **read} if read else device_variables(self._cards[card])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._cards)

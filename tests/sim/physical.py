@@ -213,6 +213,11 @@ class ChildProcess:
 
     child: FakeChild
 
+    @property
+    def pid(self) -> int:
+        """One that no other child has at the time: no two listen at one port."""
+        return self.child.port
+
     def alive(self) -> bool:
         """False once it ended."""
         return self.child.alive

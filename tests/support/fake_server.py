@@ -204,6 +204,11 @@ class FakeProcess:
     server: FakeServer
     child: FakeChild
 
+    @property
+    def pid(self) -> int:
+        """One that no other child has at the time: no two listen at one port."""
+        return self.child.port
+
     def alive(self) -> bool:
         """False once it ended."""
         return self.child.alive
