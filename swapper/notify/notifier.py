@@ -90,9 +90,10 @@ class Notifier:
                 except StoreDown:
                     await asyncio.sleep(_RETRY_S)
         finally:
-            for line in self._lines.values():
-                if line.sending is not None:
-                    line.sending.cancel()
+            sending = [line.sending for line in self._lines.values() if line.sending is not None]
+            for one in sending:
+                one.cancel()
+            await asyncio.gather(*sending, return_exceptions=True)
 
     async def close(self) -> None:
         """Let another go on at once; where the store is away the claim runs out by itself."""
@@ -139,6 +140,7 @@ class Notifier:
     async def _follow(self) -> None:
         """Read, and send what is due, for as long as the claim is ours. Raises StoreDown."""
         reading: asyncio.Task[tuple[StoredEvent, ...]] | None = None
+        live = False
         try:
             while self._book is not None and (
                 _now_s() - self._claimed_s < CLAIM_MS / 3000 or await self._claim() is None
@@ -146,7 +148,8 @@ class Notifier:
                 self._book = self._sent(self._book)
                 if reading is not None and reading.done():
                     reading, page = None, reading.result()
-                    self._book = self._heard(self._book, page)
+                    self._book = self._heard(self._book, page, live=live)
+                    live = len(page) < _PAGE
                 self._book = self._turned(self._book)
                 if self._must_note(self._book) and not await self._note(self._book):
                     return
@@ -161,10 +164,14 @@ class Notifier:
                 reading.cancel()
                 await asyncio.gather(reading, return_exceptions=True)
 
-    def _heard(self, book: Book, events: Sequence[StoredEvent]) -> Book:
+    def _heard(self, book: Book, events: Sequence[StoredEvent], *, live: bool) -> Book:
+        """`live`: we were waiting for them, so they are of now, whatever the store's clock shows beside ours."""
+        now_ms = self._clock()
         for event in events:
             notice = worth_telling(event)
-            book = replace(book if notice is None else hear(book, notice, self._clock()), at=event.id)
+            if notice is not None:
+                book = hear(book, replace(notice, at_ms=now_ms) if live else notice, now_ms)
+            book = replace(book, at=event.id)
         return book
 
     def _turned(self, book: Book) -> Book:

@@ -12,8 +12,9 @@ import pytest
 from swapper.core.commit import Commit
 from swapper.notify.book import BURST_MS, QUIET_MS
 from swapper.notify.notifier import AGAIN_S, CLAIM_MS, EXECUTOR
+from swapper.store.memory import MemoryStore
 from tests.support.virtual_time import virtual
-from tests.unit.notify_doubles import FAULT, FREE, MAIL, NTFY, Rig, killed, not_loaded
+from tests.unit.notify_doubles import FAULT, FREE, MAIL, NTFY, Rig, killed, not_loaded, now_ms
 
 SOON_S = BURST_MS / 1000 + 1.0
 
@@ -233,6 +234,21 @@ async def test_a_secret_address_is_not_in_the_store() -> None:
     noted = await rig.store.noted(EXECUTOR) or ""
     assert FAULT.text in noted
     assert not [part for part in ("ntfy", "mail.lan", "ann", "pw@") if part in noted]
+
+
+@pytest.mark.parametrize("ahead_s", [-3 * 24 * 3600, 3 * 24 * 3600])
+def test_a_store_whose_clock_is_days_off_is_told_of_all_the_same(ahead_s: int) -> None:
+    @virtual
+    async def play() -> None:
+        rig = Rig()
+        rig.store = MemoryStore(lambda: now_ms() + ahead_s * 1000)
+        await rig.start()
+        await asyncio.sleep(6)
+        await rig.raised(FAULT)
+        await asyncio.sleep(SOON_S)
+        assert rig.post.bodies() == [FAULT.text]
+
+    play()
 
 
 @virtual
