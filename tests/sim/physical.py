@@ -216,7 +216,7 @@ class ChildProcess:
     @property
     def pid(self) -> int:
         """One that no other child has at the time: no two listen at one port."""
-        return self.child.port
+        return int(self.child.port)
 
     def alive(self) -> bool:
         """False once it ended."""

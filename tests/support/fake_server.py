@@ -207,7 +207,7 @@ class FakeProcess:
     @property
     def pid(self) -> int:
         """One that no other child has at the time: no two listen at one port."""
-        return self.child.port
+        return int(self.child.port)
 
     def alive(self) -> bool:
         """False once it ended."""
