@@ -16,15 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+import psutil
 import structlog
 
 from swapper.errors import BackendError, BackendRefused
 from workers.backend import Backend, Loaded, Owners, Quiesced, Restored, Room, SaveArgs, Saved, TenantState
+from workers.control.launcher import stat_of
 
 _SHOWN = 300
 _KEPT_BYTES = 64 << 10
-_KILLED_S = 2.0
-_POLL_S = 0.01
+_POLL_S = 0.02
+_LOOKS = 100
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -173,14 +175,19 @@ async def _failure(argv: Argv, folder: Path, which: str, tenant: str, limit_s: f
 
 async def _ended(process: asyncio.subprocess.Process) -> None:
     """Kill it with what it started and left behind, and see them gone."""
-    loop = asyncio.get_running_loop()
-    until = loop.time() + _KILLED_S
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
-        while loop.time() < until:
-            os.killpg(process.pid, 0)
+        for _ in range(_LOOKS):
+            if not await asyncio.to_thread(_lives, process.pid):
+                return
             await asyncio.sleep(_POLL_S)
+
+
+def _lives(group: int) -> bool:
+    """Whether any of a process group lives; what nobody waits for stays a zombie."""
+    stats = (stat_of(pid) for pid in psutil.pids())
+    return any(stat is not None and stat[1] == group and stat[0] not in "ZX" for stat in stats)
 
 
 class _Words:

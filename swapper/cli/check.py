@@ -20,8 +20,10 @@ import click
 from swapper.cli.cards import look_at
 from swapper.cli.common import SEARCHED, print_json
 from swapper.cli.managed import managed
+from swapper.cli.reach import missing_hooks, reach
 from swapper.config import Config, TenantEntry, load
 from swapper.config.advice import advise, advise_live, model_options
+from swapper.config.kinds import SERVED, WHO
 from swapper.config.served import ONE_MODEL, served
 from swapper.errors import ConfigError, StoreDown
 from swapper.foresee import losses
@@ -149,7 +151,17 @@ async def _server(
         yield Finding(error, text)
     if entry.slot_dir is not None and entry.snapshots.strategy != "off" and not entry.slot_dir.is_dir():
         yield Finding(True, f"tenants.{server}.slot_dir: {entry.slot_dir} is not a folder here; create it")
+    for error, text in missing_hooks(config, server, entry):
+        yield Finding(error, text)
     if entry.url is None:
+        return
+    if entry.kind in SERVED:
+        if await _is_swapper(entry.url):
+            text = f"tenants.{server}.url: {entry.url}: a swapper answers there and no {WHO[entry.kind]} of its own"
+            yield Finding(True, f"{text}: write the server's own address; swapper's clients come to `listen`")
+            return
+        for error, text in await reach(config, server, entry, environ):
+            yield Finding(error, text)
         return
     try:
         models, props = await _ask(entry, environ)

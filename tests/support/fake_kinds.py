@@ -184,6 +184,7 @@ class Vllm(OpenAi):
     def __init__(self, *models: str, embeds: tuple[str, ...] = ()) -> None:
         super().__init__(*models, embeds=embeds)
         self.dev = True
+        self.sleep_mode = True
         self.dead = False
         self.level = 0
         self.away: set[str] = set()
@@ -198,6 +199,7 @@ class Vllm(OpenAi):
         own = [
             web.get("/metrics", self._metrics),
             web.get("/is_sleeping", self._is_sleeping),
+            web.get("/server_info", self._info),
             web.post("/sleep", self._sleep),
             web.post("/wake_up", self._wake),
             web.post("/collective_rpc", self._rpc),
@@ -213,6 +215,10 @@ class Vllm(OpenAi):
             'vllm:num_requests_waiting{engine="0",model_name="m"} 0.0',
         ]
         return web.Response(text="\n".join(lines))
+
+    async def _info(self, request: web.Request) -> web.Response:
+        config = {"model_config": {"model": "m", "enable_sleep_mode": self.sleep_mode}}
+        return web.json_response({"vllm_config": config if request.query.get("config_format") == "json" else "text"})
 
     async def _is_sleeping(self, _: web.Request) -> web.Response:
         return web.json_response({"is_sleeping": bool(self.away)})
