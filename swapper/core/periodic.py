@@ -26,6 +26,8 @@ TALKS = "talks"
 """The verb of a gateway that asks which conversations it knows in the server: data `talks`. Its gate stays as it is."""
 SAVED = "saved"
 """The word to the gateways about a conversation that was saved and is still in the server: `snapshot`, `id`, `ms`."""
+PASSED = "passed"
+"""The word to the gateways about conversations that cannot be saved as they are, in no slot or without text: `ids`."""
 ASK_MS = 500
 """A server that is not seen idle within that is at work for somebody we do not know of."""
 REWIND_MS = 5_000
@@ -131,6 +133,7 @@ def _choose(draft: Draft, slots: _Slots) -> None:
     there = (replace(talk, slot=slot) for slot, talk in found.items() if _unsaved(talk, draft.now, _every_ms(draft)))
     able = [talk for talk in there if not rewound or _sender(draft, talk)]
     if not able:
+        _pass_over(draft, tenant)
         return
     chosen = min(able, key=lambda talk: (talk.saved_ms, -talk.used_ms))
     name = plan.snapshot_name(tenant, draft.swap.token, chosen.slot)
@@ -141,6 +144,12 @@ def _choose(draft: Draft, slots: _Slots) -> None:
         draft.command(line.gateway, keeping.RECALL, tenant, args)
     else:
         _save(draft, line)
+
+
+def _pass_over(draft: Draft, tenant: str) -> None:
+    """Nobody asks for these again before they were used."""
+    old = (c for c in draft.swap.known if c.head and _unsaved(c, draft.now, _every_ms(draft)))
+    draft.order(PASSED, tenant, {"ids": [c.head for c in old]})
 
 
 def _sender(draft: Draft, talk: Conversation) -> bool:

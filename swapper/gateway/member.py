@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import msgspec
 import structlog
 
 from swapper.core.keeping import RECALL
-from swapper.core.periodic import SAVED, TALKS
+from swapper.core.periodic import PASSED, SAVED, TALKS
 from swapper.core.steps import PLACED
 from swapper.core.types import Card, Command, Demand, Failure, Report, Step, WorkClass, World, answer_to
 from swapper.errors import StoreDown
@@ -28,7 +28,7 @@ TTL_MS = 10_000
 BEAT_MS = 2_500
 BLOCK_MS = 2_000
 RETRY_S = 0.2
-_OF_TALKS = frozenset({PLACED, SAVED, TALKS, RECALL})
+_OF_TALKS = frozenset({PLACED, SAVED, TALKS, RECALL, PASSED})
 
 
 class Link(Protocol):
@@ -327,8 +327,11 @@ class Member:
             return answer_to(command, "ok", data={"talks": self.talks.told(tenant)})
         if command.verb == RECALL:
             return lambda: self._recalled(command)
-        told = self.talks.placed if command.verb == PLACED else self.talks.saved
-        told(tenant, command.args)
+        if command.verb == PASSED:
+            self.talks.index.passed(tenant, cast("Sequence[str]", command.args["ids"]))
+        else:
+            told = self.talks.placed if command.verb == PLACED else self.talks.saved
+            told(tenant, command.args)
         self._dirty.set()  # what is to be saved by the clock is another thing now
         return answer_to(command, "ok")
 

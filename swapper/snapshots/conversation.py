@@ -122,7 +122,7 @@ class Conversation:
     Tokens, 0 where unknown: `prompt` of its last request, `cached` and `processed` of it, `tokens` left in the slot.
     `size`: bytes of that prompt. `restored`: it came back from disk and no answer has shown its use yet. `evicted`: so
     many tokens its last answer is said to have read again for an eviction, while it had stood in the slot `stood`.
-    `pushed`: another was answered in its slot since.
+    `passed`: another was answered in its slot since, or it was passed over as one that cannot be saved as it is.
     `origin`: its newest snapshot, the one it came back from or the one made at `saved_ms` (0: none was) while it stayed
     in the server; `saved`: nothing was asked of it since that. `as_prompt`: it stands, or was saved, as its last
     request's prompt and nothing more.
@@ -146,7 +146,7 @@ class Conversation:
     as_prompt: bool = False
     evicted: int = 0
     stood: int | None = None
-    pushed: bool = False
+    passed: bool = False
 
     @property
     def id(self) -> str:
@@ -164,8 +164,8 @@ class Conversation:
 
     @property
     def unsaved(self) -> bool:
-        """Whether it stands in a slot, as far as is known, and was used since its last snapshot."""
-        there = self.place is Place.SERVER and not self.pushed
+        """Whether it can be saved, as far as is known, and was used since its last snapshot."""
+        there = self.place is Place.SERVER and not self.passed
         return there and self.tokens > 0 and not (self.restored or self.saved)
 
     def talk(self) -> Talk:

@@ -131,7 +131,7 @@ class Index:
         if talk.evicted and talk.stood not in (None, slot):
             known = self._tenants[tenant]
             known.counts = known.counts.found_in_another_slot(talk.evicted)
-        self._set(tenant, replace(talk, slot=slot, evicted=0))
+        self._set(tenant, replace(talk, slot=slot, evicted=0, passed=False))
 
     def recalled(self, tenant: str, name: str, cache_n: int, prompt_n: int, slot: int | None) -> None:
         """We sent a conversation's last request again: it stands in the server as its prompt, and was not used.
@@ -143,7 +143,7 @@ class Index:
             self._count(tenant, replace(spent, cached=0))
             tokens = cache_n + prompt_n
             there = replace(talk, place=Place.SERVER, slot=slot, tokens=tokens, snapshot="", reason="")
-            self._set(tenant, replace(there, restored=False, saved=False, as_prompt=True, pushed=False))
+            self._set(tenant, replace(there, restored=False, saved=False, as_prompt=True, passed=False))
 
     def talks(self, tenant: str) -> tuple[Talk, ...]:
         """What is believed to be in the server, most recent first."""
@@ -213,6 +213,11 @@ class Index:
         if talk is not None and talk.place is Place.SERVER:
             self._set(tenant, replace(talk, origin=snapshot, saved_ms=saved_ms, saved=talk.id == name))
 
+    def passed(self, tenant: str, names: Iterable[str]) -> None:
+        """These cannot be saved as they are, until they are used again."""
+        for talk in filter(None, (self.conversation(tenant, name) for name in names)):
+            self._set(tenant, replace(talk, passed=True))
+
     def placed(self, tenant: str, name: str, slot: int, tokens: int = 0) -> Conversation | None:
         """A conversation was restored from disk into a slot; whether it is of use there the next answer shows.
 
@@ -221,7 +226,7 @@ class Index:
         if (talk := self._on_disk(tenant, name)) is not None:
             origin = talk.snapshot or talk.origin
             there = replace(talk, place=Place.SERVER, slot=slot, snapshot="", reason="", restored=True, origin=origin)
-            self._set(tenant, there := replace(there, saved_ms=0, tokens=tokens or there.tokens))
+            self._set(tenant, there := replace(there, saved_ms=0, tokens=tokens or there.tokens, passed=False))
             return there
         return None
 
@@ -229,7 +234,7 @@ class Index:
         """A conversation is in the server after all, as far as anybody can tell; in which slot is not known."""
         if (talk := self.conversation(tenant, name)) is not None:
             there = replace(talk, place=Place.SERVER, slot=None, snapshot="", reason="", restored=False)
-            self._set(tenant, replace(there, pushed=False))
+            self._set(tenant, replace(there, passed=False))
 
     def drop_requests(self, tenant: str) -> None:
         """Nobody is to have the texts of a tenant's conversations any more."""
@@ -345,7 +350,7 @@ class Index:
         """Another state of one that is there."""
         known = self._tenants[tenant]
         before = known.talks[talk.id].slot
-        known.talks[talk.id] = talk if talk.slot is None else replace(talk, pushed=False)
+        known.talks[talk.id] = talk
         if before is not None and known.slots.get(before) == talk.id:
             del known.slots[before]
         if talk.slot is not None:
@@ -355,7 +360,7 @@ class Index:
         """Who stood in the slot stands in none that is known, if it is in the server at all."""
         before = known.slots.get(slot)
         if before is not None and before != name:
-            known.talks[before] = replace(known.talks[before], slot=None, pushed=True)
+            known.talks[before] = replace(known.talks[before], slot=None, passed=True)
         known.slots[slot] = name
 
 

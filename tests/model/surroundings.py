@@ -13,7 +13,7 @@ from typing import cast
 
 from swapper.core import plan
 from swapper.core.keeping import RECALL
-from swapper.core.periodic import SAVED, TALKS
+from swapper.core.periodic import PASSED, SAVED, TALKS
 from swapper.core.spec import Spec
 from swapper.core.steps import PLACED
 from swapper.core.types import Command, Demand, Gate, Lease, Report, Step, WorkClass, answer_to
@@ -236,6 +236,8 @@ class Gateway:
         """An order arrives; epochs order those outside a swap."""
         pair, tenant = (command.token, command.n), command.tenant or ""
         lane = (command.card, command.tenant)
+        if command.verb == PASSED:
+            return
         if command.verb in (PLACED, SAVED):
             self.wanting.discard(str(command.args["snapshot"]))
             return

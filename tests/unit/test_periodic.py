@@ -260,6 +260,26 @@ def test_a_hybrid_models_conversation_whose_text_is_not_kept_is_not_saved() -> N
     play.answer(play.pending("drain"), **HYBRID)
     assert play.card.swap is None
     assert play.save_after() == EVERY_MS
+    assert [(word.verb, word.args) for word in words(play)] == [("passed", {"ids": ["a" * 32]})]
+
+
+def test_what_stands_in_no_slot_any_more_is_passed_over_once_and_what_is_too_young_is_not() -> None:
+    play = Clocked()
+    play.start()
+    young = {**SECOND, "id": "c" * 32, "slot": None, "tokens": 70, "saved_ms": play.world.now_ms - 1}
+    play.asked({**FIRST, "slot": None, "tokens": 60}, young)
+    play.answer(play.pending("drain"), **BY_SLOTS)
+    assert play.card.swap is None
+    assert [(word.verb, word.args) for word in words(play)] == [("passed", {"ids": ["a" * 32]})]
+
+
+def test_while_a_call_came_meanwhile_nothing_is_passed_over() -> None:
+    play = Clocked()
+    play.start()
+    play.asked({**FIRST, "slot": None, "tokens": 60})
+    play.demand((MED, 0, 1))
+    play.answer(play.pending("drain"), **BY_SLOTS)
+    assert words(play) == []
 
 
 def test_a_rewind_that_fails_ends_it() -> None:

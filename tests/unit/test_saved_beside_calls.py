@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from swapper.core.periodic import SAVED, TALKS
+from swapper.core.periodic import PASSED, SAVED, TALKS
 from swapper.core.steps import PLACED
 from swapper.gateway import bring
 from swapper.snapshots.conversation import Kept, Place, Talk
@@ -80,9 +80,13 @@ def test_what_another_took_the_slot_of_can_be_saved_by_nobody_until_it_stands_in
     assert index.unsaved() == (TENANT,)
 
 
-def test_one_whose_slot_nobody_knows_may_stand_in_one() -> None:
+def test_one_whose_slot_nobody_knows_may_stand_in_one_until_it_was_passed_over_and_again_once_it_was_used() -> None:
     index = Index()
     answer(index, "abc", at=1)
+    assert index.unsaved() == (TENANT,)
+    index.passed(TENANT, [chat("abc").id, "f" * 32])
+    assert index.unsaved() == ()
+    answer(index, "abcde", at=2)
     assert index.unsaved() == (TENANT,)
 
 
@@ -130,6 +134,12 @@ async def test_with_its_beat_it_says_that_there_is_something_to_save_and_that_th
         (row,) = await gateway.link.beaten(lambda demand: any(record.unsaved for record in demand))
         assert (row.tenant, row.waiting, row.running, row.unsaved) == (ALPHA, 0, 0, True)
         await say(gateway, SAVED, 1, snapshot="p1.kv", id=name, ms=5)
+        assert await gateway.link.beaten(lambda demand: not any(record.unsaved for record in demand)) == ()
+        gateway.upstream.scripts = [answered(figures(2_000, 20))]
+        await gateway.call(body(TURN_2))
+        await gateway.link.beaten(lambda demand: any(record.unsaved for record in demand))
+        (talk,) = gateway.member.talks.index.talks(ALPHA)
+        await say(gateway, PASSED, 2, ids=[talk.id])
         assert await gateway.link.beaten(lambda demand: not any(record.unsaved for record in demand)) == ()
 
 
