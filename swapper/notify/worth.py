@@ -14,6 +14,7 @@ import msgspec
 
 from swapper.core.commit import Alert, AlertKind
 from swapper.core.conversations import ProofResult
+from swapper.core.jobs import Job, JobState
 from swapper.store import codec
 from swapper.store.protocol import StoredEvent
 
@@ -83,18 +84,17 @@ _OF_THE_TENANT = frozenset({AlertKind.COLD})
 """Also told by an event that names no card."""
 
 
-class _Ended(msgspec.Struct):
-    """What is read of the events `job` and `window`."""
+class _Window(msgspec.Struct):
+    """What is read of the event `window`."""
 
     state: str
     card: str | None = None
-    recipe: str | None = None
     name: str | None = None
     explain: str | None = None
     reason: str | None = None
 
 
-_ENDED = msgspec.json.Decoder(_Ended)
+_WINDOW = msgspec.json.Decoder(_Window)
 
 
 def worth_telling(event: StoredEvent) -> Notice | None:
@@ -106,9 +106,9 @@ def worth_telling(event: StoredEvent) -> Notice | None:
             case "conversation":
                 return _conversation(event)
             case "job":
-                return _job(event, _ENDED.decode(event.data))
+                return _job(event, codec.job(event.data))
             case "window":
-                return _window(event, _ENDED.decode(event.data))
+                return _window(event, _WINDOW.decode(event.data))
             case _:
                 return None
     except msgspec.MsgspecError:  # of another release: the log has it
@@ -145,16 +145,14 @@ def _conversation(event: StoredEvent) -> Notice | None:
     return Notice(AlertKind.COLD, "", talk.tenant, title.format(about=talk.tenant), text, severity, _at_ms(event))
 
 
-def _job(event: StoredEvent, job: _Ended) -> Notice | None:
-    if job.state != "failed":
+def _job(event: StoredEvent, job: Job) -> Notice | None:
+    if job.state is not JobState.FAILED:
         return None
-    about = job.recipe or ""
-    who = f"{about} ({event.subject})" if about else event.subject
-    text = f"job {who} failed: {job.explain or job.reason or f'swapper job log {event.subject} says why'}"
-    return Notice("job", job.card or "", about, f"job {who} failed", text, Severity.FAILURE, _at_ms(event))
+    text = f"job {job.id} of {job.recipe} failed: {job.reason or f'swapper job log {job.id} says why'}"
+    return Notice("job", "", job.recipe, f"a job of {job.recipe} failed", text, Severity.FAILURE, _at_ms(event))
 
 
-def _window(event: StoredEvent, window: _Ended) -> Notice | None:
+def _window(event: StoredEvent, window: _Window) -> Notice | None:
     if window.state != "missed":
         return None
     name = window.name or event.subject

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from swapper.core.commit import Alert, AlertKind, Commit
 from swapper.core.conversations import Conversation, ProofResult
-from swapper.core.types import Card
+from swapper.core.jobs import Job, JobState
+from swapper.core.types import Card, WorkClass
 from swapper.notify.worth import Notice, Severity, worth_telling
 from swapper.store import codec
 from swapper.store.protocol import StoredEvent
@@ -95,13 +97,15 @@ def test_a_conversation_that_came_back_cold_is_the_same_thing_whichever_event_sa
 
 
 def test_a_failed_job_and_a_missed_window_are_told_and_their_other_states_are_not() -> None:
-    job = told("job", '{"id":"jb_1","state":"failed","recipe":"encode","reason":"exit status 1","card":"gpu0"}', "jb_1")
-    assert job is not None
-    assert (job.text, job.severity) == ("job encode (jb_1) failed: exit status 1", Severity.FAILURE)
+    queued = Job("jb_1", "encode", "ann", WorkClass.NORMAL, "main", AT, "ls_1", {}, {})
+    failed = told("job", codec.job_text(replace(queued, state=JobState.FAILED, reason="exit status 1")), "jb_1")
+    assert failed is not None
+    assert (failed.text, failed.about) == ("job jb_1 of encode failed: exit status 1", "encode")
+    others = [state for state in JobState if state is not JobState.FAILED]
+    assert [told("job", codec.job_text(replace(queued, state=state))) for state in others] == [None] * len(others)
     window = told("window", '{"id":"sunday","state":"missed","explain":"the card was held until 05:10"}', "sunday")
     assert window is not None
     assert window.text == "window sunday was missed: the card was held until 05:10"
-    assert told("job", '{"id":"jb_1","state":"done"}', "jb_1") is None
     assert told("window", '{"id":"sunday","state":"running"}', "sunday") is None
 
 
