@@ -32,10 +32,12 @@ def serve(tmp_path: Path, models: dict[str, Path]) -> Iterator[Callable[..., Ser
     """Starts one over a router whose only model is the resident."""
     with ExitStack() as stack:
 
-        def serve(model: str, *, unified: bool = False, snapshots: str = "{}") -> Server:
+        def serve(model: str, *, unified: bool = False, slots: int = 2, snapshots: str = "{}") -> Server:
             # With one cache for all slots `ctx` is the whole of it.
             defaults = {"kv-unified": str(unified).lower(), "slot-prompt-similarity": "0.5"}
-            router = RealRouter(tmp_path / "router", {model: models[model]}, ctx=24_576, defaults=defaults)
+            router = RealRouter(
+                tmp_path / "router", {model: models[model]}, parallel=slots, ctx=12_288 * slots, defaults=defaults
+            )
             traits = {model: "{vram: 8GiB, default: true}"}
             server = Server(tmp_path / "swapper", router, traits, snapshots=snapshots)
             return stack.enter_context(serving(server))

@@ -3,45 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import cast
 
 import pytest
 
-from swapper.demo.models import make_models
-from tests.support.router import RealRouter
-from tests.support.server import Json, Server
-
-KINDS = {"alpha": "slots", "lfm": "rewind", "gemma": "replay"}
-"""Dense attention, hybrid (shortconv), sliding window: the strategy of each."""
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return make_models(tmp_path_factory.mktemp("models"), list(KINDS))
-
-
-@pytest.fixture
-def serve(tmp_path: Path, models: dict[str, Path]) -> Iterator[Callable[..., Server]]:
-    started: list[tuple[Server, RealRouter]] = []
-
-    def serve(model: str, *, unified: bool = False, slots: int = 2, snapshots: str = "{}") -> Server:
-        # With one cache for all slots `ctx` is the whole of it.
-        defaults = {"kv-unified": str(unified).lower(), "slot-prompt-similarity": "0.5"}
-        router = RealRouter(
-            tmp_path / "router", {model: models[model]}, parallel=slots, ctx=12_288 * slots, defaults=defaults
-        )
-        server = Server(tmp_path / "swapper", router, {model: "{vram: 8GiB, default: true}"}, snapshots=snapshots)
-        started.append((server, router))
-        router.start()
-        server.start()
-        return server
-
-    yield serve
-    for server, router in started:
-        server.stop()
-        router.stop()
+from tests.support.server import KINDS, Json, Server
 
 
 def text(seed: int, size: int = 1500) -> str:
