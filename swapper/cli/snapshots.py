@@ -146,6 +146,10 @@ def _ask(server: Server, model: str | None) -> None:
 def test(server: Server, as_json: bool, model: str, wait: float | None, tokens: int) -> None:
     """Prove on your own server and build that a model's conversations come back.
 
+    What it costs: the whole card until it is done, while calls to the models on it wait: up to five loads of the model,
+    and three to six readings of a conversation of --tokens. It is for models of a llama-server, with a router or
+    without, that may leave their card (not evict: never).
+
     Takes the card by a lease (conversations are saved for it and come back afterwards), then saves a conversation of
     its own, unloads, loads, restores and goes on, by each strategy. Inside a window's or a run's lease it uses that
     one. Exit status 0 only if the strategy in use came back warm. It has to run where the configuration and the

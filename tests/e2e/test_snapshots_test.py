@@ -89,6 +89,7 @@ def test_a_person_is_shown_a_table_and_a_verdict(serve: Callable[[str], Server])
     assert "slots (in use)" in result.stdout
     assert "slots, which is in use, came back warm; warm: slots, rewind, replay" in result.stdout
     assert "loading alpha to restore it (slots)" in result.stderr
+    assert result.stderr.count(": loading alpha ") == 5, "as the help and README say"
 
 
 def test_under_a_lease_of_ones_own_it_takes_no_other_and_leaves_that_one(serve: Callable[[str], Server]) -> None:
