@@ -14,6 +14,7 @@ from workers.control import Control
 from workers.control.attach import AttachControl
 from workers.control.command import CommandControl
 from workers.control.docker import DockerControl
+from workers.control.kubernetes import KubernetesControl
 from workers.control.systemd import SystemdControl
 
 
@@ -24,6 +25,8 @@ def control_of(name: str, entry: TenantEntry, config: Config, env: Mapping[str, 
             return CommandControl(name, entry.command, config.state_dir / "servers" / name, env, config.folder)
         case "docker":
             return DockerControl(name, cast("str", entry.container))
+        case "kubernetes":
+            return KubernetesControl(name, cast("str", entry.deployment), entry.namespace)
         case "systemd":
             return SystemdControl(name, cast("str", entry.unit), user=entry.user)
         case _:

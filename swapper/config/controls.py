@@ -16,6 +16,7 @@ KEYS: Mapping[str, frozenset[str]] = {
     "attach": frozenset({"command"}),  # told by the kind that it is never run
     "command": frozenset({"command"}),
     "docker": frozenset({"container"}),
+    "kubernetes": frozenset({"deployment", "namespace"}),
     "systemd": frozenset({"unit", "user"}),
 }
 """Keys of each control, beside those of the kind."""
@@ -32,6 +33,8 @@ def check(entry: TenantEntry, loc: Loc) -> Iterator[Said]:
     match entry.control:
         case "docker":
             yield from _docker(entry, loc)
+        case "kubernetes" if not entry.deployment:
+            yield loc, "control: kubernetes needs deployment: its name (and namespace:, else that of the kubeconfig)"
         case "systemd" if not entry.unit:
             yield loc, "control: systemd needs unit: its name, like comfyui.service"
         case _:
@@ -58,4 +61,4 @@ def on_off(entry: TenantEntry, loc: Loc) -> Iterator[Said]:
             yield (*loc, "command"), "is never run with control: attach; write control: command, or remove it"
         elif entry.evict != "never":
             said = "cannot be ended with control: attach; write how it is started and stopped"
-            yield (*loc, "control"), f"{said} (command, docker, systemd), or evict: never"
+            yield (*loc, "control"), f"{said} (command, docker, kubernetes, systemd), or evict: never"

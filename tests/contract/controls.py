@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Protocol
 
 from tests.support.dockerd import Dockerd
+from tests.support.fake_kube import TOKEN, FakeKube
 from workers.control import Phase, Seen, Watched
 from workers.control.command import CommandControl
 from workers.control.docker import DockerControl
 from workers.control.engine import Engine
+from workers.control.kube import Cluster
+from workers.control.kubernetes import KubernetesControl
 from workers.control.process import WatchedProcess
 from workers.control.systemd import SystemdControl
 
@@ -32,6 +35,10 @@ class Rig(Protocol):
 
     async def begin(self) -> None:
         """As somebody else starts it."""
+        ...
+
+    async def remove(self) -> None:
+        """Leave nothing behind of what was made for it."""
         ...
 
 
@@ -53,6 +60,8 @@ class ProcessRig:
     async def begin(self) -> None:
         await self._bare().ensure()
 
+    async def remove(self) -> None: ...
+
 
 class DockerRig:
     def __init__(self, engine: Dockerd, name: str) -> None:
@@ -69,7 +78,7 @@ class DockerRig:
     async def begin(self) -> None:
         await asyncio.to_thread(self._engine.api.start, self._name)
 
-    def remove(self) -> None:
+    async def remove(self) -> None:
         self._engine.api.remove_container(self._name, force=True)
 
 
@@ -92,6 +101,28 @@ class SystemdRig:
     async def begin(self) -> None:
         started = await asyncio.create_subprocess_exec("systemctl", "start", "it.service")
         assert await started.wait() == 0
+
+    async def remove(self) -> None: ...
+
+
+class KubernetesRig:
+    def __init__(self, kube: FakeKube) -> None:
+        self._kube = kube
+        kube.brisk = True
+        kube.deploy("it", 0)
+
+    def control(self) -> Watched:
+        where = Cluster(self._kube.url, token=TOKEN, namespace="media")
+        return KubernetesControl("it", "it", find=lambda: where)
+
+    async def end(self) -> None:
+        self._kube.scale("it", 0)
+
+    async def begin(self) -> None:
+        self._kube.scale("it", 1)
+
+    async def remove(self) -> None:
+        await self._kube.stop()
 
 
 async def until(control: Watched, phase: Phase) -> Seen:

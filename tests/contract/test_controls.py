@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.controls import DockerRig, ProcessRig, Rig, SystemdRig, until
+from tests.contract.controls import DockerRig, KubernetesRig, ProcessRig, Rig, SystemdRig, until
+from tests.support.fake_kube import FakeKube
 from tests.support.fake_systemctl import install
 from workers.control import Phase, Watched
 
 Make = Callable[[], Watched]
-CONTROLS = ("process", "docker", "systemd")
+CONTROLS = ("process", "docker", "systemd", "kubernetes")
 
 
 @pytest.fixture(params=CONTROLS)
@@ -25,11 +26,12 @@ async def rig(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
         case "systemd":
             monkeypatch.setenv("PATH", f"{install(tmp_path)}:{os.environ['PATH']}")
             made = SystemdRig(tmp_path)
+        case "kubernetes":
+            made = KubernetesRig(await FakeKube().start())
         case _:
             made = DockerRig(request.getfixturevalue("engine"), "contract-it")
     yield made
-    if isinstance(made, DockerRig):
-        made.remove()
+    await made.remove()
 
 
 @pytest.fixture

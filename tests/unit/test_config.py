@@ -149,7 +149,6 @@ def test_off_is_a_word_and_not_a_truth_value() -> None:
     ("old", "new", "said"),
     [
         ("kind: llama-router", "kind: comfyui", "tenants.llama.kind: kind: comfyui is not supported by this version"),
-        ("control: command", "control: kubernetes", "tenants.llama.control: control: kubernetes is not supported"),
         ("index: 0", "host: attic", "cards.gpu0.host: an agent on another host is not supported by this version"),
     ],
 )

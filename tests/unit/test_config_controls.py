@@ -19,6 +19,7 @@ from workers.onoff import OnOff
 CARDS = "cards: {gpu0: {probe: declared, vram: 24GiB}}\ntenants:\n"
 DOCKER = CARDS + "  ml: {kind: none, control: docker, container: immich_ml, card: gpu0, vram: 4GiB, grace: 45s}\n"
 UNIT = CARDS + "  ml: {kind: none, control: systemd, unit: ml.service, user: true, card: gpu0, vram: 4GiB}\n"
+TRIAGE = CARDS + "  ml: {kind: none, control: kubernetes, namespace: immich, deployment: ml, card: gpu0, vram: 4GiB}\n"
 COMMAND = CARDS + "  ml: {kind: none, control: command, command: [sleep, '9'], card: gpu0, vram: all}\n"
 ATTACHED = CARDS + "  ml: {kind: none, card: gpu0, vram: 4GiB, evict: never}\n"
 LLAMA = "url: http://127.0.0.1:8080, slot_dir: slots, card: gpu0"
@@ -37,7 +38,7 @@ def problem(text: str) -> str:
     return said
 
 
-@pytest.mark.parametrize("text", [DOCKER, UNIT, COMMAND, ATTACHED])
+@pytest.mark.parametrize("text", [DOCKER, UNIT, TRIAGE, COMMAND, ATTACHED])
 def test_what_is_only_started_and_stopped_is_one_tenant_that_no_caller_names(text: str) -> None:
     config = parsed(text)
     assert list(config.spec().tenants) == ["ml"]
@@ -68,6 +69,7 @@ def test_any_kind_of_server_may_live_in_a_container_or_a_unit(text: str, control
         (DOCKER, ", vram: 4GiB", "", "swapper.yaml:3: tenants.ml: needs vram: what it takes on the card"),
         (DOCKER, "vram: 4GiB", "vram: 40GiB", "tenants.ml.vram: 40 GiB do not fit card gpu0"),
         (UNIT, "unit: ml.service, ", "", "tenants.ml: control: systemd needs unit: its name, like comfyui.service"),
+        (TRIAGE, "deployment: ml, ", "", "tenants.ml: control: kubernetes needs deployment: its name (and namespace:"),
         (COMMAND, "command: [sleep, '9'], ", "", "tenants.ml: control: command needs command: the program and its"),
         (ATTACHED, ", evict: never", "", "ml.control: cannot be ended with control: attach; write how it is started"),
         (ROUTER, "container: l", "container: l, command: [x]", "l.command: is not a key of kind llama-router with"),

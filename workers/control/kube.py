@@ -1,0 +1,242 @@
+"""A Kubernetes API server: where it is and who we are there (kubeconfig, or a pod's own account), get, patch and watch.
+
+Invariant: an API that does not answer is BackendDown; a refusal is BackendRefused with its status and the server's own
+message. Tokens are read anew for each request, since those of a pod are replaced while it runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import ssl
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import aiohttp
+from ruamel.yaml import YAML, YAMLError
+
+from swapper.errors import BackendDown, BackendRefused
+
+ANSWER_S = 4.0
+"""An API server that is silent so long does not answer."""
+WATCH_S = 240
+"""A watch is begun anew after so long."""
+_EXEC_S = 20.0
+_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+MERGE = "application/merge-patch+json"
+
+
+def objects(value: Any) -> Sequence[Mapping[str, Any]]:  # noqa: ANN401  # of JSON and YAML
+    """A list of objects that may be missing."""
+    return value or ()
+
+
+def fields_of(value: Any) -> Mapping[str, Any]:  # noqa: ANN401
+    """An object that may be missing."""
+    return value or {}
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """An API server, and what proves who we are. `token_file` and `command` give tokens that change."""
+
+    server: str
+    tls: ssl.SSLContext | None = None
+    token: str | None = None
+    token_file: Path | None = None
+    command: Mapping[str, Any] | None = None
+    namespace: str = "default"
+
+
+def cluster(environ: Mapping[str, str], account: Path = _ACCOUNT) -> Cluster:
+    """Of KUBECONFIG or ~/.kube/config, else of the pod we run in. Raises BackendRefused with what is missing."""
+    named = environ.get("KUBECONFIG", "").split(":")[0]
+    path = Path(named or Path(environ.get("HOME", "/")) / ".kube/config")
+    if named or path.is_file():
+        return _of_file(path)
+    host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host:
+        said = f"no Kubernetes is known here: there is neither {path} nor KUBECONFIG, and this is no pod"
+        raise BackendRefused(said)
+    host = f"[{host}]" if ":" in host else host
+    tls = ssl.create_default_context(cafile=str(account / "ca.crt"))
+    with suppress(OSError):
+        namespace = (account / "namespace").read_text().strip()
+        return Cluster(f"https://{host}:{port}", tls, token_file=account / "token", namespace=namespace)
+    return Cluster(f"https://{host}:{port}", tls, token_file=account / "token")
+
+
+def _of_file(path: Path) -> Cluster:
+    try:
+        loaded: object = YAML(typ="safe", pure=True).load(path.read_text())  # pyright: ignore[reportUnknownMemberType]
+    except (OSError, YAMLError) as error:
+        raise BackendRefused(f"{path} cannot be read as a kubeconfig: {error}") from error
+    config = cast("dict[str, Any]", loaded) if isinstance(loaded, dict) else {}
+    context = _named(config, "contexts", config.get("current-context"), "context", path)
+    there = _named(config, "clusters", context.get("cluster"), "cluster", path)
+    user = _named(config, "users", context.get("user"), "user", path)
+    server = str(there.get("server", "")).rstrip("/")
+    token_file = user.get("tokenFile")
+    return Cluster(
+        server,
+        _tls(there, user, path.parent) if server.startswith("https") else None,
+        token=user.get("token"),
+        token_file=path.parent / token_file if token_file else None,
+        command=user.get("exec"),
+        namespace=context.get("namespace") or "default",
+    )
+
+
+def _named(config: Mapping[str, Any], plural: str, name: object, key: str, path: Path) -> dict[str, Any]:
+    for one in objects(config.get(plural)):
+        if one.get("name") == name:
+            return dict(fields_of(one.get(key)))
+    raise BackendRefused(f"{path}: there is no {key} {name!r} in {plural}; see kubectl config get-contexts")
+
+
+def _tls(there: Mapping[str, Any], user: Mapping[str, Any], folder: Path) -> ssl.SSLContext:
+    tls = ssl.create_default_context()
+    if there.get("insecure-skip-tls-verify"):
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    elif data := there.get("certificate-authority-data"):
+        tls.load_verify_locations(cadata=base64.b64decode(data).decode())
+    elif file := there.get("certificate-authority"):
+        tls.load_verify_locations(cafile=str(folder / file))
+    with tempfile.TemporaryDirectory() as place:  # OpenSSL takes certificates of clients from files alone
+        certificate, key = (_client(user, what, folder, Path(place)) for what in ("certificate", "key"))
+        if certificate is not None:
+            tls.load_cert_chain(certificate, key)
+    return tls
+
+
+def _client(user: Mapping[str, Any], what: str, folder: Path, place: Path) -> Path | None:
+    if data := user.get(f"client-{what}-data"):
+        written = place / what
+        written.touch(mode=0o600)
+        written.write_bytes(base64.b64decode(data))
+        return written
+    file = user.get(f"client-{what}")
+    return folder / file if file else None
+
+
+@dataclass(slots=True)
+class Kube:
+    """Requests to one cluster."""
+
+    cluster: Cluster
+    _session: aiohttp.ClientSession | None = field(default=None, repr=False)
+
+    async def close(self) -> None:
+        """Drop the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def get(self, path: str, **params: str) -> dict[str, Any]:
+        """The object or list at a path. Raises BackendDown, BackendRefused."""
+        return await self._asked("GET", path, params)
+
+    async def patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Merge the body into the object; who did it is written down as `swapper`."""
+        return await self._asked("PATCH", path, {"fieldManager": "swapper"}, body)
+
+    async def review(self, namespace: str, verb: str, resource: str, subresource: str = "") -> bool:
+        """Whether we may do that there (SelfSubjectAccessReview, which everybody may ask for)."""
+        wanted = {"namespace": namespace, "verb": verb, "resource": resource, "subresource": subresource}
+        wanted["group"] = "" if resource == "pods" else "apps"
+        body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
+        asked = {**body, "spec": {"resourceAttributes": wanted}}
+        answer = await self._asked("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", {}, asked)
+        return bool(answer.get("status", {}).get("allowed"))
+
+    async def watch(self, path: str, since: str, **params: str) -> AsyncIterator[dict[str, Any]]:
+        """Events after the resource version `since` until the server ends it. Raises as `get`; 410: that is too old."""
+        params = {**params, "watch": "1", "resourceVersion": since, "timeoutSeconds": str(WATCH_S)}
+        timeout = aiohttp.ClientTimeout(connect=ANSWER_S, sock_read=WATCH_S + 30)
+        try:
+            async with self._open().request(
+                "GET", self._url(path), params=params, headers=await self._headers(), timeout=timeout, ssl=self._tls
+            ) as answer:
+                if answer.status != 200:
+                    raise _refusal(answer.status, await answer.read())
+                async for line in answer.content:
+                    event = cast("dict[str, Any]", json.loads(line))
+                    if event["type"] == "ERROR":
+                        status: dict[str, Any] = event["object"]
+                        raise BackendRefused(str(status.get("message")), status.get("code"))
+                    yield event
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._down(error) from error
+
+    @property
+    def _tls(self) -> ssl.SSLContext | bool:
+        return self.cluster.tls or True
+
+    def _url(self, path: str) -> str:
+        return f"{self.cluster.server}{path}"
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(read_bufsize=1 << 20)
+        return self._session
+
+    async def _headers(self) -> dict[str, str]:
+        token = self.cluster.token
+        if self.cluster.token_file is not None:
+            try:
+                token = self.cluster.token_file.read_text().strip()
+            except OSError as error:
+                raise BackendRefused(f"{self.cluster.token_file} cannot be read: {error.strerror}") from error
+        elif self.cluster.command is not None:
+            token = await asyncio.to_thread(_token_of, self.cluster.command)
+        return {"Accept": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+
+    async def _asked(
+        self, method: str, path: str, params: Mapping[str, str], body: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        headers = await self._headers()
+        if body is not None:
+            headers["Content-Type"] = MERGE if method == "PATCH" else "application/json"
+        timeout, data = aiohttp.ClientTimeout(total=ANSWER_S), None if body is None else json.dumps(body)
+        url = self._url(path)
+        try:
+            async with self._open().request(
+                method, url, params=params, data=data, headers=headers, timeout=timeout, ssl=self._tls
+            ) as answer:
+                raw = await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._down(error) from error
+        if answer.status >= 500:
+            raise BackendDown(f"the Kubernetes API at {self.cluster.server} fails with {answer.status}")
+        if answer.status >= 300:
+            raise _refusal(answer.status, raw)
+        return cast("dict[str, Any]", json.loads(raw))
+
+    def _down(self, error: BaseException) -> BackendDown:
+        why = str(error) or "no answer in time"
+        return BackendDown(f"the Kubernetes API at {self.cluster.server} does not answer: {why}")
+
+
+def _refusal(status: int, raw: bytes) -> BackendRefused:
+    try:
+        said = cast("dict[str, Any]", json.loads(raw)).get("message")
+    except (ValueError, AttributeError):
+        said = None
+    return BackendRefused(str(said or f"the Kubernetes API answers {status}"), status)
+
+
+def _token_of(command: Mapping[str, Any]) -> str | None:
+    """Of a credential plugin. Source: client.authentication.k8s.io ExecCredential."""
+    argv = [str(command["command"]), *map(str, cast("Sequence[object]", command.get("args") or ()))]
+    extra = {str(one["name"]): str(one["value"]) for one in objects(command.get("env"))}
+    try:
+        told = subprocess.run(argv, capture_output=True, env={**os.environ, **extra}, timeout=_EXEC_S, check=True)
+        return cast("dict[str, Any]", json.loads(told.stdout))["status"].get("token")
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError) as error:
+        raise BackendRefused(f"{argv[0]}, which the kubeconfig names for the token, fails: {error}") from error

@@ -1,0 +1,326 @@
+"""Control `kubernetes`: a Deployment is scaled to nothing and back to what it had.
+
+Invariant: it counts as gone when it is scaled to 0 and none of its pods is listed, those that are still terminating
+included; `status.replicas` is not believed, which drops before they end. How many it had is kept in an annotation of
+its own, so that whoever comes next scales back to that. Nothing is deleted: a pod that does not end is named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+from swapper.errors import BackendDown, BackendError, BackendRefused
+from workers.control import ExitStatus, Phase, Seen
+from workers.control.kube import Cluster, Kube, cluster, fields_of, objects
+from workers.control.pulse import Pulse
+from workers.control.scalers import suspects
+
+KEPT = "swapper/replicas"
+"""The annotation with the number of replicas before swapper scaled to 0."""
+_DENIED, _NOT_FOUND, _CONFLICT, _GONE = 403, 404, 409, 410
+_ATTEMPTS = 5
+_LEAVE_S = 30.0
+"""Beyond their grace pods may take so long to be gone from the API."""
+_PAUSES_S = (0.2, 5.0)
+_NEEDS = (
+    ("get", "deployments", ""),
+    ("patch", "deployments", ""),
+    ("patch", "deployments", "scale"),
+    ("get", "deployments", "scale"),
+    ("list", "pods", ""),
+    ("watch", "pods", ""),
+)
+
+
+class KubernetesControl:
+    """The Deployment of the server `name`. `find` gives the cluster; asked when it is first needed."""
+
+    def __init__(
+        self,
+        name: str,
+        deployment: str,
+        namespace: str | None = None,
+        find: Callable[[], Cluster] = lambda: cluster(os.environ),
+    ) -> None:
+        self._name = name
+        self._deployment = deployment
+        self._named = namespace
+        self._find = find
+        self._kube: Kube | None = None
+        self._pulse = Pulse()
+        self._acting = asyncio.Lock()
+        self._watching: tuple[asyncio.Task[None], ...] = ()
+        self._phase = Phase.UNREACHABLE
+        self._scaled_down = False
+
+    # What changes something.
+
+    async def ensure(self) -> None:
+        """Scale it to what it had, where it is at 0. Raises BackendError."""
+        async with self._acting:
+            await self._again(self._up)
+            self._scaled_down = False
+        self._pulse.beat()
+
+    async def _up(self) -> None:
+        found = await self._get()
+        if _wanted(found) == 0:
+            await self._scale(_kept(found))
+
+    async def stop(self, grace_ms: int = 10_000) -> None:
+        """Scale it to 0; returns once no pod of it is listed. Its pods' own longer grace counts."""
+        async with self._acting:
+            if await self._again(self._down):
+                self._scaled_down = True
+                await self._emptied(grace_ms / 1000)
+        self._pulse.beat()
+
+    async def _down(self) -> bool:
+        try:
+            found = await self._get()
+        except BackendRefused as refused:
+            if refused.status == _NOT_FOUND:
+                return False
+            raise
+        if (had := _wanted(found)) > 0:
+            meta = found["metadata"]
+            note = {"annotations": {KEPT: str(had)}, "resourceVersion": meta["resourceVersion"]}
+            await self._said("change", self._open().patch(self._path(), {"metadata": note}))
+            await self._scale(0)
+        return True
+
+    async def _scale(self, replicas: int) -> None:
+        await self._said("scale", self._open().patch(f"{self._path()}/scale", {"spec": {"replicas": replicas}}))
+
+    async def _again(self, act: Callable[[], Awaitable[Any]]) -> Any:  # noqa: ANN401
+        """Once more where somebody else wrote between our look and our change."""
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return await act()
+            except BackendRefused as refused:
+                if refused.status != _CONFLICT:
+                    raise
+        return await act()
+
+    async def _emptied(self, grace_s: float) -> None:
+        """Wait until none of its pods is listed."""
+        began, pods = asyncio.get_running_loop().time(), await self._pods()
+        graces = [float(one["spec"].get("terminationGracePeriodSeconds", 30)) for one in pods]
+        limit = max(grace_s, *graces, 0.0) + _LEAVE_S
+        self._listen()
+        while pods:
+            turn = self._pulse.next()
+            pods = await self._pods()
+            if not pods:
+                return
+            if _wanted(found := await self._get()) > 0:
+                raise BackendError(f"{self._who} was scaled to 0 and is at {_wanted(found)}: {await self._by(found)}")
+            left = began + limit - asyncio.get_running_loop().time()
+            if left <= 0:
+                names = ", ".join(sorted(one["metadata"]["name"] for one in pods))
+                said = f"{self._who} was scaled to 0 and after {limit:g} s these pods are still there: {names}"
+                raise BackendError(f"{said}; kubectl describe pod says what holds them")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(left, _PAUSES_S[1])):
+                    await turn.wait()
+
+    async def restart(self, grace_ms: int = 10_000) -> None:
+        """Scale it to 0 and back."""
+        await self.stop(grace_ms)
+        await self.ensure()
+
+    # What only looks.
+
+    async def look(self) -> Seen:
+        """Ask the API now."""
+        try:
+            seen = await self._look()
+        except BackendRefused as refused:
+            missing = refused.status == _NOT_FOUND
+            seen = Seen(Phase.MISSING if missing else Phase.UNREACHABLE, str(refused))
+        except BackendError as error:
+            seen = Seen(Phase.UNREACHABLE, str(error))
+        self._phase = seen.phase
+        return seen
+
+    async def _look(self) -> Seen:
+        found = await self._get()
+        pods = await self._pods()
+        wanted, status = _wanted(found), cast("dict[str, Any]", found.get("status") or {})
+        if wanted == 0:
+            if not pods:
+                return Seen(Phase.GONE)
+            names = ", ".join(sorted(one["metadata"]["name"] for one in pods))
+            return Seen(Phase.STOPPING, f"{names} of {self._who} is terminating", containers=_containers(pods))
+        run = f"{found['metadata'].get('uid', '')}/{sorted(one['metadata'].get('uid', '') for one in pods)}"
+        by = f"scaled to {wanted} by somebody else: {await self._by(found)}" if self._scaled_down else ""
+        current = status.get("observedGeneration", 0) >= found["metadata"].get("generation", 0)
+        if current and status.get("readyReplicas", 0) >= wanted:
+            return Seen(Phase.UP, by, run, containers=_containers(pods))
+        phase, why = Phase.STARTING, _waiting(pods) or f"{status.get('readyReplicas', 0)} of {wanted} pods are ready"
+        for one in objects(status.get("conditions")):
+            if current and one.get("type") == "Progressing" and one.get("reason") == "ProgressDeadlineExceeded":
+                phase = Phase.STUCK
+        return Seen(phase, by or f"{self._who}: {why}", run, containers=_containers(pods))
+
+    async def _by(self, found: Mapping[str, Any]) -> str:
+        return await suspects(self._open(), self._namespace, self._deployment, found)
+
+    def changes(self) -> AsyncIterator[None]:
+        """One item at once, then one whenever the API tells of the Deployment or of a pod of its namespace."""
+        self._listen()
+        return self._pulse.beats()
+
+    def notes(self) -> str | None:
+        """Nothing: a pod that must be killed is killed by its kubelet."""
+        return None
+
+    async def close(self) -> None:
+        """End the watches, drop the connections."""
+        for task in self._watching:
+            task.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
+        self._watching = ()
+        if self._kube is not None:
+            await self._kube.close()
+            self._kube = None
+
+    def alive(self) -> bool | None:
+        """Whether anything of it runs, as last seen; None while that is not known."""
+        return None if self._phase is Phase.UNREACHABLE else self._phase not in (Phase.GONE, Phase.MISSING)
+
+    def pid(self) -> int | None:
+        """Its processes are another machine's, as far as this control knows."""
+        return None
+
+    def exit_status(self) -> ExitStatus | None:
+        """Pods end and are replaced; there is no one status."""
+        return None
+
+    def log_tail(self, n: int) -> list[str] | None:
+        """Its logs are its pods'; what keeps them from being ready is in `Seen.why`."""
+        del n
+        return None
+
+    def log_path(self) -> Path | None:
+        """Its logs are its pods'."""
+        return None
+
+    async def problems(self) -> list[str]:
+        """What would keep it from being scaled, each with how it is mended."""
+        try:
+            found = await self._get()
+            denied = [need for need in _NEEDS if not await self._open().review(self._namespace, *need)]
+        except BackendError as error:
+            return [str(error)]
+        lacking = ", ".join(f"{verb} {resource}{'/' if sub else ''}{sub}" for verb, resource, sub in denied)
+        rights = (
+            [f"swapper may not {lacking} in {self._namespace}: give its account a Role with that"] if denied else []
+        )
+        who = await suspects(self._open(), self._namespace, self._deployment, found, steady=True)
+        return [*rights, *([f"{self._who} would be scaled back: {who}"] if who else [])]
+
+    # The API.
+
+    @property
+    def _who(self) -> str:
+        return f"the Deployment {self._namespace}/{self._deployment}"
+
+    @property
+    def _namespace(self) -> str:
+        return self._named or self._open().cluster.namespace
+
+    def _open(self) -> Kube:
+        if self._kube is None:
+            self._kube = Kube(self._find())
+        return self._kube
+
+    def _path(self) -> str:
+        return f"/apis/apps/v1/namespaces/{self._namespace}/deployments/{self._deployment}"
+
+    async def _get(self) -> dict[str, Any]:
+        return await self._said("get", self._open().get(self._path()))
+
+    async def _pods(self) -> Sequence[dict[str, Any]]:
+        scale = await self._said("get the scale of", self._open().get(f"{self._path()}/scale"))
+        selector = cast("str", scale["status"].get("selector", ""))
+        listed = self._open().get(f"/api/v1/namespaces/{self._namespace}/pods", labelSelector=selector)
+        return cast("Sequence[dict[str, Any]]", (await self._said("list the pods of", listed))["items"])
+
+    async def _said(self, what: str, call: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+        """As the call, with refusals in our words."""
+        try:
+            return await call
+        except BackendRefused as refused:
+            if refused.status == _DENIED:
+                mend = "give its account a Role with that verb"
+                raise BackendRefused(f"swapper may not {what} {self._who}: {mend}: {refused}", _DENIED) from refused
+            if refused.status == _NOT_FOUND:
+                said = f"there is no {self._who.removeprefix('the ')}: apply it, or correct namespace: and deployment:"
+                raise BackendRefused(said, _NOT_FOUND) from refused
+            raise
+
+    def _listen(self) -> None:
+        if not self._watching:
+            pods, deployments = (
+                f"/api/v1/namespaces/{self._namespace}/pods",
+                f"/apis/apps/v1/namespaces/{self._namespace}/deployments",
+            )
+            mine = {"fieldSelector": f"metadata.name={self._deployment}"}
+            self._watching = (
+                asyncio.create_task(self._hear(pods, {}), name="watch pods"),
+                asyncio.create_task(self._hear(deployments, mine), name="watch the Deployment"),
+            )
+
+    async def _hear(self, path: str, params: dict[str, str]) -> None:
+        """List, watch from there, and again: when it ends, when what we know is too old (410), when it was cut."""
+        pause = _PAUSES_S[0]
+        while True:
+            try:
+                listed = await self._open().get(path, **params)
+                self._pulse.beat()
+                pause = _PAUSES_S[0]
+                async for _ in self._open().watch(path, listed["metadata"]["resourceVersion"], **params):
+                    self._pulse.beat()
+            except BackendRefused as refused:
+                if refused.status == _GONE:
+                    continue
+            except BackendDown:
+                self._pulse.beat()
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _PAUSES_S[1])
+
+
+def _wanted(found: Mapping[str, Any]) -> int:
+    return int(found["spec"].get("replicas", 1))
+
+
+def _kept(found: Mapping[str, Any]) -> int:
+    said = str(fields_of(found["metadata"].get("annotations")).get(KEPT, ""))
+    return max(1, int(said)) if said.isdigit() else 1
+
+
+def _containers(pods: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    statuses = (one for pod in pods for one in objects(fields_of(pod.get("status")).get("containerStatuses")))
+    return tuple(str(one["containerID"]).partition("://")[2] for one in statuses if one.get("containerID"))
+
+
+def _waiting(pods: Sequence[Mapping[str, Any]]) -> str:
+    """Why a pod is not ready, in its own words."""
+    for pod in pods:
+        status = cast("dict[str, Any]", pod.get("status") or {})
+        for one in objects(status.get("containerStatuses")):
+            waits = fields_of(fields_of(one.get("state")).get("waiting"))
+            ended = fields_of(fields_of(one.get("lastState")).get("terminated"))
+            if waits.get("reason") not in (None, "ContainerCreating"):
+                code = f", it ended with {ended.get('exitCode')}" if ended else ""
+                return f"{pod['metadata']['name']}: {waits['reason']}{code} {waits.get('message', '')}".strip()
+        for one in objects(status.get("conditions")):
+            if one.get("type") == "PodScheduled" and one.get("status") == "False":
+                return f"{pod['metadata']['name']} finds no node: {one.get('message', '')}"
+    return ""
