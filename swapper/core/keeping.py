@@ -20,8 +20,8 @@ from swapper.core.draft import Draft
 from swapper.core.types import Card, Command, Report, Step, WorkClass
 
 RECALL = "recall"
-"""The verb of a gateway. Arguments `conversation` (its id) and `limit_ms`; data `slot`, `tokens`, `cache_n`,
-`prompt_n`."""
+"""The verb of a gateway. Arguments `conversation` (its id) and `limit_ms`, `beside` where its gate is open, `for` where
+it then makes room for that snapshot; data `slot`, `tokens`, `cache_n`, `prompt_n`."""
 RECALL_MS = 15_000
 """One recall may take so long: from the RAM cache it takes milliseconds, so that one which takes longer is being read
 anew."""

@@ -109,6 +109,7 @@ def _leaves(draft: Draft, said: Mapping[str, object]) -> None:
         return
     draft.update(retried=(*draft.swap.retried, tried))
     args = {"conversation": head, "name": _room(draft.swap), "limit_ms": REWIND_MS, "beside": True}
+    args["for"] = draft.swap.conversations[0].snapshot
     draft.command(sender, keeping.RECALL, draft.swap.tends, args)
 
 

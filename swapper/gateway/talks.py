@@ -57,9 +57,8 @@ class Talks:
         self._moves: dict[str, int] = {}
         self._unsettled: dict[str, list[int | None]] = {}
         self._unread: dict[str, list[str]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Future[None]] = set()
         self._replays = Replays(self._quiet, self._replay)
-        self._recalls: dict[tuple[str, str], asyncio.Event] = {}
         self._bringing = Bringing(send, self._in_background)
         self._ctx: GatewayContext | None = None
         self._written: Written | None = None
@@ -118,8 +117,10 @@ class Talks:
         match = None if known is None else known.match(self.index)
         talk = None if match is None else match.conversation
         await self._replays.make_room(tenant, talk.id if talk is not None and match is not None else None)
-        if talk is not None and (recall := self._recalls.get((tenant, talk.id))) is not None:
-            await recall.wait()  # beside it this call would find the slot at work, and be read anew in another
+        if known is not None and talk is not None:
+            await self._bringing.stands(tenant, talk.id)
+            match = known.match(self.index)
+            talk = match.conversation
         if match is None or talk is None or talk.place is not Place.DISK or not match.of_use:
             return True
         if talk.tokens >= WORTH_TOKENS:
@@ -271,6 +272,7 @@ class Talks:
             if (ledger := self._ledgers.get(tenant)) is not None:
                 ledger.expect(Unproved(snapshot, slot, had, there.id))
         elif args.get("again"):
+            self._bringing.may_come(tenant, snapshot)
             self._bringing.ask_again(tenant, snapshot)
             return
         elif talk is not None and not args.get("stays"):
@@ -287,16 +289,13 @@ class Talks:
             command.args.get("limit_ms"),
         )
         limit_s = (limit_ms if isinstance(limit_ms, int) else 0) / 1000
-        over = self._recalls[tenant, name] = asyncio.Event()
         try:
-            return asdict(await self._send_again(tenant, name, limit_s)), None
+            with self._bringing.recalling(tenant, name, command.args.get("for")):
+                return asdict(await self._send_again(tenant, name, limit_s)), None
         except RecallFailed as failed:
             if failed.evicted and not command.args.get("beside"):
                 self.index.lost(tenant, name, str(failed))
             return {"evicted": failed.evicted}, str(failed)
-        finally:
-            over.set()
-            self._recalls.pop((tenant, name), None)
 
     async def _send_again(self, tenant: str, name: str, limit_s: float) -> Recalled:
         """Raises RecallFailed."""
@@ -375,10 +374,7 @@ class Talks:
         return prompt and one.strategy == Strategy.SLOTS
 
     def _in_background(self, work: Awaitable[None]) -> None:
-        async def run() -> None:
-            await work
-
-        task = asyncio.create_task(run())
+        task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from swapper.core.keeping import RECALL
+from swapper.core.steps import PLACED
 from swapper.core.types import Command, Report
 from swapper.snapshots.conversation import Place
 from tests.unit.gateway_doubles import ALPHA, Served, Stream, answer, event, serve
@@ -349,4 +350,37 @@ async def test_a_call_of_a_conversation_that_is_being_recalled_waits_for_that() 
         gateway.upstream.scripts = [answer(figures(1_996, 20))]
         reading.put(json.dumps(figures(1_900, 96, __verbose={"id_slot": 0})).encode(), None)
         assert (await recall).outcome == "ok"
+        assert (await call).status == 200
+
+
+async def test_a_call_of_a_conversation_that_makes_room_waits_until_it_has_left_and_has_it_back() -> None:
+    """Sent meanwhile it would be read anew, its slot being another's by the time the server looks."""
+    async with serve() as gateway:
+        name = await talked(gateway)
+        gateway.upstream.scripts = [answer(figures(1_900, 96, __verbose={"id_slot": 0}))]
+        recalled: dict[str, Any] = {"conversation": name, "limit_ms": 60_000, "beside": True, "for": "b.kv"}
+        assert (await say(gateway, RECALL, 1, **recalled)).outcome == "ok"
+        sent = len(gateway.upstream.seen)
+        gateway.upstream.scripts = [answer(figures(1_996, 20))]
+        call = asyncio.create_task(gateway.call(body(TURN_2)))
+        await gateway.link.beaten(lambda demand: any(record.running for record in demand))
+        kept = [{"snapshot": "a.kv", "id": name, "links": [name], "tokens": 1_996}]
+        await say(gateway, PLACED, 2, snapshot="b.kv", ok=True, slot=0, tokens=900, kept=kept)
+        assert (await wanted(gateway)).data["snapshot"] == "a.kv"
+        assert len(gateway.upstream.seen) == sent
+        await say(gateway, PLACED, 3, snapshot="a.kv", ok=True, slot=0, tokens=1_996)
+        assert (await call).status == 200
+
+
+@pytest.mark.parametrize("said", [{"ok": False, "again": True}, {"ok": False, "detail": "why", "stays": True}])
+async def test_where_nothing_has_to_make_room_after_all_it_is_sent(said: Mapping[str, Any]) -> None:
+    async with serve() as gateway:
+        name = await talked(gateway)
+        gateway.upstream.scripts = [answer(figures(1_900, 96, __verbose={"id_slot": 0}))]
+        recalled: dict[str, Any] = {"conversation": name, "limit_ms": 60_000, "beside": True, "for": "b.kv"}
+        await say(gateway, RECALL, 1, **recalled)
+        gateway.upstream.scripts = [answer(figures(1_996, 20))]
+        call = asyncio.create_task(gateway.call(body(TURN_2)))
+        await gateway.link.beaten(lambda demand: any(record.running for record in demand))
+        await say(gateway, PLACED, 2, snapshot="b.kv", **said)
         assert (await call).status == 200

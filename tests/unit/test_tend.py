@@ -111,6 +111,7 @@ def test_of_a_hybrid_model_what_would_make_room_is_recalled_first_and_leaves_as_
     (command,) = play.swap.pending
     assert (command.executor, command.verb, command.args["conversation"]) == ("gateway:g1", "recall", "a" * 32)
     assert (command.args["limit_ms"], command.args["beside"]) == (tend.REWIND_MS, True)
+    assert command.args["for"] == "med.1.c2.kv"
     play.answer(command, slot=1, tokens=692, cache_n=600, prompt_n=92)
     (command,) = play.swap.pending
     assert (command.verb, command.args["displaced"]) == ("restore", "llama-med.3e7.d.kv")
