@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
+import psutil
+
 from swapper.errors import BackendError, BackendRefused
-from workers.backend import Quiesced, Restored, Room, SaveArgs, Saved, SaveUnsupported
+from workers.backend import Owners, Quiesced, Restored, Room, SaveArgs, Saved, SaveUnsupported
 from workers.client import READ_S, ServerClient
-from workers.control import Control, Watched, refreshed
-from workers.control.port import taken
+from workers.control import Control, Watched
+from workers.control.port import listener, taken
 from workers.llama.hung import ROUTER_HUNG_S, Silence
 
 HUNG_STOP_MS = 2_000
+LISTENER_S = 10.0
+"""Who listens at the address of an attached server is looked for at most this often."""
 BRISK_S = 1.0
 """So long a wait is looked at every `poll_s`, from then on five times as seldom."""
 
@@ -39,15 +44,24 @@ class Limits:
 
 
 class Kind:
-    """The part of a backend that is the same for all of them. `ours`: `control` starts and stops the server."""
+    """The part of a backend that is the same for all of them.
 
-    def __init__(self, http: ServerClient, control: Control, *, ours: bool, limits: Limits | None = None) -> None:
+    `ours`: `control` starts and stops the server, which is called `name` in the configuration.
+    """
+
+    def __init__(
+        self, http: ServerClient, control: Control, *, name: str, ours: bool, limits: Limits | None = None
+    ) -> None:
         self._http = http
+        self._name = name
         self._control = control
         self._ours = ours
         self._limits = limits or Limits()
         self._silence = Silence()
         self._moved = asyncio.Event()
+        self._owned = Owners()
+        self._listener: psutil.Process | None = None
+        self._listener_at = float("-inf")
 
     @property
     def _who(self) -> str:
@@ -87,10 +101,32 @@ class Kind:
 
     async def _refuse_foreign(self) -> None:
         """Raises BackendRefused where somebody else listens at the address of a server that is to be ours."""
-        await refreshed(self._control)
+        await self._look_at_control()
         if self._is_foreign() and (who := await asyncio.to_thread(taken, self._http.url)) is not None:
             text = f"{who}, and the {self._http.who} that swapper starts cannot listen there: end that process"
             raise BackendRefused(f"{text}, or give it another port")
+
+    def processes(self) -> Owners:
+        """What the control runs, else who listens at its address, with all below it, as last seen."""
+        return self._owned
+
+    async def _look_at_control(self) -> None:
+        """Have the control look anew; what it runs is this server's."""
+        if isinstance(self._control, Watched):
+            seen = await self._control.look()
+            self._owned = Owners(dict.fromkeys(seen.pids, self._name), dict.fromkeys(seen.containers, self._name))
+        elif self._ours:
+            pid = self._control.pid()
+            self._owned = Owners({} if pid is None else {pid: self._name})
+        else:
+            await self._look_who_listens()
+
+    async def _look_who_listens(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if (self._listener is None or not self._listener.is_running()) and now - self._listener_at >= LISTENER_S:
+            self._listener_at = now
+            self._listener = await asyncio.to_thread(_listening, self._http.url)
+        self._owned = Owners({} if self._listener is None else {self._listener.pid: self._name})
 
     def _notes(self) -> str | None:
         """What was remarkable about the last stop by the control."""
@@ -126,3 +162,10 @@ class Kind:
             waited = loop.time() - began
             yield waited
             await asyncio.sleep(self._limits.poll_s if waited < BRISK_S else 5 * self._limits.poll_s)
+
+
+def _listening(url: str) -> psutil.Process | None:
+    pid = listener(url)
+    with suppress(psutil.Error):
+        return psutil.Process(pid) if pid is not None else None
+    return None

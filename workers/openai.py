@@ -17,7 +17,7 @@ import msgspec
 from swapper.errors import BackendDown, BackendError, BackendGone, BackendRefused
 from workers.backend import Loaded, Quiesced, TenantState
 from workers.client import ServerClient, decoded
-from workers.control import Control, refreshed
+from workers.control import Control
 from workers.kind import HUNG_STOP_MS, Kind, Limits
 from workers.llama.hung import ROUTER_HUNG_S
 from workers.llama.why import reasons
@@ -75,7 +75,7 @@ class OpenAiServer(Kind):
         rests: bool = False,
         limits: Limits | None = None,
     ) -> None:
-        super().__init__(http, control, ours=ours, limits=limits)
+        super().__init__(http, control, name=tenant, ours=ours, limits=limits)
         self._tenant = tenant
         self._models = tuple(models)
         self._engine = engine
@@ -94,7 +94,7 @@ class OpenAiServer(Kind):
 
     async def _state(self) -> TenantState:
         self._silence.looked()
-        await refreshed(self._control)
+        await self._look_at_control()
         try:
             await self._listed()
         except BackendGone:
@@ -158,7 +158,7 @@ class OpenAiServer(Kind):
 
     async def quiesce(self, tenant: str, *, limit_ms: int | None = None) -> Quiesced:
         """Wait until the server's own count is nothing, where it has one; `gone` where it does not run or rests."""
-        self._name(tenant)
+        self._check(tenant)
         if await self._state() in (TenantState.UNLOADED, TenantState.STOPPED, TenantState.FAILED):
             return Quiesced(gone=True)
         return await self._drained(tenant, limit_ms, self._count)
@@ -171,7 +171,7 @@ class OpenAiServer(Kind):
 
         Half of the time is for calls that still run.
         """
-        self._name(tenant)
+        self._check(tenant)
         if await self._state() in (TenantState.UNLOADED, TenantState.STOPPED, TenantState.FAILED):
             return None
         loop = asyncio.get_running_loop()
@@ -214,7 +214,7 @@ class OpenAiServer(Kind):
 
     async def load(self, tenant: str) -> Loaded:
         """Start it or wake it; returns when it answered its smallest real call (not where it was loaded already)."""
-        self._name(tenant)
+        self._check(tenant)
         loop = asyncio.get_running_loop()
         began = loop.time()
         before = await self._state()
@@ -249,7 +249,7 @@ class OpenAiServer(Kind):
         loop = asyncio.get_running_loop()
         said, quiet_since = self._log(), loop.time()
         async for _ in self.looks():
-            await refreshed(self._control)
+            await self._look_at_control()
             if self._ours and self._control.alive() is False:
                 raise BackendError(await self._why_not())
             try:
@@ -296,6 +296,6 @@ class OpenAiServer(Kind):
         why = "; ".join(reasons(tail, None)) or "it said nothing"
         return f"{text}: {why} (log: {self._control.log_path()})"
 
-    def _name(self, tenant: str) -> None:
+    def _check(self, tenant: str) -> None:
         if tenant != self._tenant:
             raise BackendRefused(f"{tenant!r} is no tenant of {self._who}, {self._tenant} is")

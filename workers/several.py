@@ -13,7 +13,7 @@ from contextlib import suppress
 from swapper.errors import BackendDown, BackendError, BackendGone, BackendRefused
 from workers.backend import Loaded, Quiesced, TenantState
 from workers.client import ServerClient
-from workers.control import Control, refreshed
+from workers.control import Control
 from workers.kind import HUNG_STOP_MS, Kind, Limits
 from workers.llama.hung import ROUTER_HUNG_S
 from workers.lodgers import Lodgers
@@ -37,7 +37,7 @@ class Several(Kind):
         same: Callable[[str], str] = str,
         limits: Limits | None = None,
     ) -> None:
-        super().__init__(http, control, ours=ours, limits=limits)
+        super().__init__(http, control, name=server, ours=ours, limits=limits)
         self._lodgers = Lodgers(self._who, server, tenants, same)
         self._keys = {tenants[tenant]: key for tenant, key in (keys or {}).items()}
 
@@ -82,7 +82,7 @@ class Several(Kind):
             self._silence.heard()
             return self._lodgers.unseen(TenantState.UNREACHABLE)
         self._silence.heard()
-        await refreshed(self._control)
+        await self._look_at_control()
         if self._is_foreign():
             return self._lodgers.unseen(TenantState.UNREACHABLE)
         return self._lodgers.seen(running)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,10 +11,11 @@ import pytest
 
 from swapper.errors import BackendError, BackendRefused
 from tests.support import fake_kinds
+from tests.support.fake_control import FakeControl
 from tests.support.fake_kind import FakeKind, OpenAi, Starter
-from workers.backend import TenantState
+from workers.backend import Owners, TenantState
 from workers.client import ServerClient
-from workers.control import Control, ExitStatus
+from workers.control import Control, ExitStatus, Phase, Seen
 from workers.control.attach import AttachControl
 from workers.kind import Limits
 from workers.openai import Engine, OpenAiServer
@@ -296,3 +298,25 @@ async def test_a_pause_is_taken_back_where_nothing_was_released(tmp_path: Path) 
         with pytest.raises(BackendRefused, match="did not do it"):
             await backend.release("s", limit_ms=1_000)
         assert not fake.paused
+
+
+# ---- whose its processes are
+
+
+async def test_who_listens_at_the_address_of_an_attached_server_is_it(tmp_path: Path) -> None:
+    fake = OpenAi("m")
+    backend = server(fake)
+    async with running(fake, backend):
+        assert backend.processes() == Owners()
+        await backend.observe()
+        assert backend.processes() == Owners({os.getpid(): "s"})
+
+
+async def test_what_its_control_runs_is_the_servers() -> None:
+    fake = OpenAi("m")
+    control = FakeControl(Phase.UP)
+    control.seen = Seen(Phase.UP, run="1", pids=(4711,), containers=("abc",))
+    backend = server(fake, control=control)
+    async with running(fake, backend):
+        await backend.observe()
+        assert backend.processes() == Owners({4711: "s"}, {"abc": "s"})

@@ -22,6 +22,12 @@ def taken(url: str) -> str | None:
     return f"port {port} is taken by {_listener(port)}"
 
 
+def listener(url: str) -> int | None:
+    """The process of this machine that listens at `url`; None where that is none, or cannot be seen. Blocking."""
+    parts = urlsplit(url)
+    return _pid(parts.port or 80) if parts.hostname in _HERE else None
+
+
 def _answers(host: str, port: int) -> bool:
     try:
         socket.create_connection((host, port), timeout=1.0).close()
@@ -32,13 +38,17 @@ def _answers(host: str, port: int) -> bool:
     return True
 
 
-def _listener(port: int) -> str:
+def _pid(port: int) -> int | None:
     try:
         sockets = psutil.net_connections("tcp")
     except (psutil.Error, OSError):
-        return "another process"
+        return None
     pids = {one.pid for one in sockets if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port}
-    pid = min((pid for pid in pids if pid is not None), default=None)
+    return min((pid for pid in pids if pid is not None), default=None)
+
+
+def _listener(port: int) -> str:
+    pid = _pid(port)
     if pid is None:
         return "another process"
     try:
