@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -93,9 +94,12 @@ class ComfyProcess:
     def kill(self) -> None:
         """As the kernel would."""
         killed = psutil.Process(self.pid)
+        above = killed.parent()
         killed.send_signal(signal.SIGKILL)
         self.stop()
         killed.wait(10)
+        if above is not None and above.pid != os.getpid():
+            above.wait(10)  # the launcher, which writes down how it ended
 
     def stop(self) -> None:
         """End the one started here. Safe to repeat."""

@@ -1,0 +1,370 @@
+"""The gate before a ComfyUI: prompts wait for the lease, which lasts while they do, and outlive one that ended."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fakeredis import FakeServer
+
+from swapper.core.types import LeaseState, WorkClass
+from tests.support.comfyprocess import ComfyProcess, prompt
+from tests.unit.comfyui_gate import ME, Json, Options, gated, ids_of
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyProcess]:
+    found = ComfyProcess(tmp_path_factory.mktemp("comfy"))
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def comfy(running: ComfyProcess) -> ComfyProcess:
+    """A fresh process for each test, on the same ports."""
+    running.stop()
+    running.start()
+    return running
+
+
+async def test_a_prompt_waits_for_the_lease_and_gets_comfyuis_own_answer(comfy: ComfyProcess, tmp_path: Path) -> None:
+    async with gated(comfy, tmp_path) as rig:
+        call = rig.post(prompt(client_id="me"))
+        lease = await rig.lease(lambda one: one.state is LeaseState.QUEUED)
+        asked = lease.request
+        assert (asked.holder, asked.card, asked.vram_mib, asked.label) == (ME, "gpu0", None, "comfyui: 1 prompt")
+        assert (asked.klass, asked.owner) == (WorkClass.NORMAL, "local")
+        assert not call.done()
+        assert not comfy.state()["posted"]
+        await rig.grant()
+        status, told = await call
+        assert (status, told["number"], told["node_errors"]) == (200, 0, {})
+        assert (await rig.comfy_has(lambda state: state["done"]))["done"] == [told["prompt_id"]]
+        assert comfy.state()["posted"] == [prompt(client_id="me")], "to the letter"
+
+
+async def test_ten_prompts_cost_one_lease_and_keep_their_order(comfy: ComfyProcess, tmp_path: Path) -> None:
+    comfy.tell(hold=True)
+    async with gated(comfy, tmp_path) as rig:
+        calls: list[asyncio.Task[tuple[int, Json]]] = []
+        for seed in range(10):
+            calls.append(rig.post(prompt(seed=seed), "/prompt" if seed % 2 else "/api/prompt"))
+            await rig.lease(lambda _: True)
+            await asyncio.sleep(0.01)  # each has arrived before the next
+        lease = await rig.grant()
+        numbers = [(await call)[1]["number"] for call in calls]
+        assert numbers == list(range(10))
+        comfy.tell(hold=False)
+        done = (await rig.comfy_has(lambda state: len(state["done"]) == 10))["done"]
+        assert done == [(await call)[1]["prompt_id"] for call in calls]
+        assert (await rig.ended(lease)).state is LeaseState.RELEASED
+        assert len(await rig.leases()) == 1
+
+
+async def test_the_lease_ends_once_the_queue_was_empty_for_the_linger_though_a_page_is_open(
+    comfy: ComfyProcess, tmp_path: Path
+) -> None:
+    comfy.tell(hold=True)
+    async with gated(comfy, tmp_path) as rig, rig.client.ws_connect(rig.url + "/ws?clientId=tab"):
+        call = rig.post(prompt())
+        lease = await rig.grant()
+        await call
+        await asyncio.sleep(0.5)  # longer than the linger: it is at work
+        assert (await rig.leases())[0].state is LeaseState.GRANTED
+        comfy.tell(hold=False)
+        assert (await rig.ended(lease)).state is LeaseState.RELEASED
+
+
+async def test_a_prompt_within_the_linger_goes_straight_through(comfy: ComfyProcess, tmp_path: Path) -> None:
+    async with gated(comfy, tmp_path, options=Options(linger_s=30)) as rig:
+        first = rig.post(prompt())
+        await rig.grant()
+        await first
+        await rig.comfy_has(lambda state: len(state["done"]) == 1)
+        assert (await rig.post(prompt()))[0] == 200
+        assert len(await rig.leases()) == 1
+
+
+async def test_after_the_lease_prompts_wait_for_the_next_one(comfy: ComfyProcess, tmp_path: Path) -> None:
+    async with gated(comfy, tmp_path) as rig:
+        first = rig.post(prompt())
+        lease = await rig.grant()
+        await first
+        await rig.ended(lease)
+        second = rig.post(prompt())
+        await rig.lease(lambda one: one.id != lease.id)
+        assert not second.done()
+        await rig.grant()
+        assert (await second)[0] == 200
+
+
+async def test_what_comfyui_refuses_is_passed_on(comfy: ComfyProcess, tmp_path: Path) -> None:
+    async with gated(comfy, tmp_path) as rig:
+        bad = rig.post({"prompt": {**prompt()["prompt"], "9": {"class_type": "LoadImage", "inputs": {}}}})
+        await rig.grant()
+        status, told = await bad
+        assert (status, told["error"]["type"]) == (400, "prompt_outputs_failed_validation")
+        assert told["node_errors"]["9"]["errors"][0]["type"] == "required_input_missing"
+
+
+async def test_a_client_that_hangs_up_is_dropped_and_the_last_takes_the_lease_along(
+    comfy: ComfyProcess, tmp_path: Path
+) -> None:
+    async with gated(comfy, tmp_path) as rig:
+        first, second = rig.post(prompt(seed=1)), rig.post(prompt(seed=2))
+        lease = await rig.lease(lambda one: one.state is LeaseState.QUEUED)
+        first.cancel()
+        second.cancel()
+        assert (await rig.ended(lease)).state is LeaseState.CANCELLED
+        third = rig.post(prompt(seed=3))
+        await rig.grant()
+        await third
+        assert [one["prompt"]["1"]["inputs"]["color"] for one in comfy.state()["posted"]] == [3]
+
+
+async def test_a_lease_that_fails_answers_all_who_wait_in_comfyuis_shape(comfy: ComfyProcess, tmp_path: Path) -> None:
+    async with gated(comfy, tmp_path) as rig:
+        calls = [rig.post(prompt()), rig.post(prompt())]
+        lease = await rig.lease(lambda one: one.state is LeaseState.QUEUED)
+        await asyncio.sleep(0.1)
+        await rig.change(lease, LeaseState.FAILED, reason="comfyui could not be loaded: no module named torch")
+        for call in calls:
+            status, told = await call
+            assert (status, told["retry_after"], told["node_errors"]) == (503, "30", {})
+            assert "no module named torch" in told["error"]["message"]
+            assert set(told["error"]) == {"type", "message", "details", "extra_info"}
+
+
+async def test_a_full_queue_is_429(comfy: ComfyProcess, tmp_path: Path) -> None:
+    async with gated(comfy, tmp_path, options=Options(max_queue=0)) as rig:
+        status, told = await rig.post(prompt())
+        assert (status, told["error"]["type"], told["retry_after"]) == (429, "queue_full", "30")
+    async with gated(comfy, tmp_path, options=Options(max_waiting=1)) as rig:
+        first = rig.post(prompt())
+        await rig.lease(lambda _: True)
+        assert (await rig.post(prompt()))[0] == 429
+        first.cancel()
+
+
+async def test_the_class_comes_from_the_header_and_a_more_urgent_one_asks_anew(
+    comfy: ComfyProcess, tmp_path: Path
+) -> None:
+    async with gated(comfy, tmp_path) as rig:
+        first = rig.post(prompt(), **{"X-Swapper-Class": "batch"})
+        lease = await rig.lease(lambda one: one.state is LeaseState.QUEUED)
+        assert lease.request.klass is WorkClass.BATCH
+        second = rig.post(prompt(), **{"X-Swapper-Class": "interactive"})
+        other = await rig.lease(lambda one: one.id != lease.id)
+        assert other.request.klass is WorkClass.INTERACTIVE
+        assert (await rig.ended(lease)).state is LeaseState.CANCELLED
+        await rig.grant()
+        assert [(await call)[0] for call in (first, second)] == [200, 200]
+        assert (await rig.post(prompt(), **{"X-Swapper-Class": "soon"}))[0] == 400
+
+
+async def test_prompts_are_taken_out_when_the_lease_is_revoked_and_come_back_as_they_were(
+    comfy: ComfyProcess, tmp_path: Path
+) -> None:
+    comfy.tell(hold=True)
+    async with gated(comfy, tmp_path) as rig:
+        beside: Json = {"client_id": "me", "extra_data": {"extra_pnginfo": {"workflow": 7}, "api_key_comfy_org": "k"}}
+        calls = [rig.post(prompt(seed=seed, **beside)) for seed in range(3)]
+        lease = await rig.grant()
+        ids = await ids_of(calls)
+        front = await rig.post(prompt(front=True))
+        await rig.change(lease, LeaseState.REVOKED, reason="held longer than its max_hold of 3600 s")
+        state = await rig.comfy_has(lambda state: not state["pending"])
+        assert state["running"] == [ids[0]], "it may end"
+        kept = tmp_path / "taken.json"
+        assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+        late = rig.post(prompt())
+        await rig.lease(lambda one: one.state is LeaseState.QUEUED)
+        comfy.tick(3)
+        await rig.comfy_has(lambda state: state["done"] == [ids[0]])
+        assert not late.done()
+        before = len(comfy.state()["posted"])
+        await rig.grant()
+        last = (await late)[1]["prompt_id"]
+        comfy.tell(hold=False)
+        done = (await rig.comfy_has(lambda state: len(state["done"]) == 5))["done"]
+        assert done == [ids[0], front[1]["prompt_id"], ids[1], ids[2], last]
+        back = {one["prompt_id"]: one for one in comfy.state()["posted"][before:] if "prompt_id" in one}
+        first = back[ids[1]]
+        assert (first["number"], first["client_id"], first["extra_data"]) == (1, "me", beside["extra_data"])
+        assert not kept.exists()
+
+
+async def test_what_runs_is_interrupted_at_the_drain_limit_also_when_that_is_lost(
+    comfy: ComfyProcess, tmp_path: Path
+) -> None:
+    comfy.tell(hold=True, lose_interrupts=2)
+    async with gated(comfy, tmp_path, options=Options(drain_s=0.2)) as rig:
+        call = rig.post(prompt(steps=5))
+        lease = await rig.grant()
+        told = (await call)[1]
+        await rig.comfy_has(lambda state: state["running"])
+        await rig.change(lease, LeaseState.REVOKED, reason="held longer than its max_hold of 3600 s")
+        await rig.comfy_has(lambda state: state["calls"].get("POST /interrupt", 0) >= 3)
+        comfy.tick(2)
+        await rig.comfy_has(lambda state: not state["running"])
+        record = comfy.get(f"/history/{told['prompt_id']}")[told["prompt_id"]]
+        assert (record["status"]["status_str"], record["status"]["completed"]) == ("error", False)
+
+
+async def test_within_the_drain_limit_what_runs_is_left_alone(comfy: ComfyProcess, tmp_path: Path) -> None:
+    comfy.tell(hold=True)
+    async with gated(comfy, tmp_path, options=Options(drain_s=60)) as rig:
+        call = rig.post(prompt())
+        lease = await rig.grant()
+        await call
+        await rig.comfy_has(lambda state: state["running"])
+        await rig.change(lease, LeaseState.REVOKED, reason="held longer than its max_hold of 3600 s")
+        await rig.comfy_has(lambda state: any(client.endswith("-end") for client in state["clients"]))
+        comfy.tick(3)
+        assert (await rig.comfy_has(lambda state: not state["running"]))["done"]
+        assert "POST /interrupt" not in comfy.state()["calls"]
+
+
+async def test_who_deletes_a_prompt_that_was_taken_out_does_not_get_it_back(
+    comfy: ComfyProcess, tmp_path: Path
+) -> None:
+    comfy.tell(hold=True)
+    async with gated(comfy, tmp_path) as rig:
+        calls = [rig.post(prompt(seed=seed)) for seed in range(3)]
+        lease = await rig.grant()
+        ids = await ids_of(calls)
+        await rig.comfy_has(lambda state: state["running"])
+        await rig.change(lease, LeaseState.REVOKED, reason="max_hold")
+        await rig.lease(lambda one: one.state is LeaseState.QUEUED)
+        assert (await rig.post({"delete": [ids[1]]}, "/api/queue"))[0] == 200
+        await rig.grant()
+        comfy.tell(hold=False)
+        done = (await rig.comfy_has(lambda state: len(state["done"]) == 2))["done"]
+        assert done == [ids[0], ids[2]]
+
+
+async def test_prompts_taken_out_survive_a_kill_of_the_gate(comfy: ComfyProcess, tmp_path: Path) -> None:
+    comfy.tell(hold=True)
+    redis = FakeServer()
+    async with gated(comfy, tmp_path, redis) as rig:
+        calls = [rig.post(prompt(seed=seed)) for seed in range(3)]
+        lease = await rig.grant()
+        for call in calls:
+            await call
+        await rig.change(lease, LeaseState.REVOKED, reason="max_hold")
+        await rig.lease(lambda one: one.state is LeaseState.QUEUED)
+    comfy.tell(hold=False)
+    async with gated(comfy, tmp_path, redis) as rig:
+        await rig.grant()
+        assert len((await rig.comfy_has(lambda state: len(state["done"]) == 3))["done"]) == 3
+        assert len(await rig.leases()) == 2, "the lease that waited was taken over"
+
+
+async def test_a_kill_between_the_word_on_disk_and_the_deletion_runs_nothing_twice(
+    comfy: ComfyProcess, tmp_path: Path
+) -> None:
+    comfy.tell(hold=True)
+    async with gated(comfy, tmp_path) as rig:
+        calls = [rig.post(prompt(seed=seed)) for seed in range(2)]
+        lease = await rig.grant()
+        for call in calls:
+            await call
+        await rig.change(lease, LeaseState.REVOKED, reason="max_hold")
+        await rig.lease(lambda one: one.state is LeaseState.QUEUED)
+        kept = (tmp_path / "taken.json").read_bytes()
+        await rig.grant()
+        await rig.comfy_has(lambda state: state["pending"])
+    (tmp_path / "taken.json").write_bytes(kept)  # as one that was killed over it leaves it
+    comfy.tell(hold=False)
+    redis = FakeServer()
+    async with gated(comfy, tmp_path, redis) as rig:
+        await rig.grant()
+        await rig.comfy_has(lambda state: len(state["done"]) == 2 and not state["running"] and not state["pending"])
+        await rig.ended((await rig.leases())[0])
+        assert len(comfy.state()["done"]) == 2
+
+
+async def test_a_granted_lease_is_taken_over_with_the_prompts_in_the_queue(comfy: ComfyProcess, tmp_path: Path) -> None:
+    comfy.tell(hold=True)
+    redis = FakeServer()
+    async with gated(comfy, tmp_path, redis) as rig:
+        call = rig.post(prompt())
+        lease = await rig.grant()
+        await call
+    async with gated(comfy, tmp_path, redis) as rig:
+        assert (await rig.post(prompt()))[0] == 200, "straight through"
+        comfy.tell(hold=False)
+        assert (await rig.ended(lease)).state is LeaseState.RELEASED
+        assert len(comfy.state()["done"]) == 2
+
+
+async def test_prompts_found_in_the_queue_without_a_lease_get_one(comfy: ComfyProcess, tmp_path: Path) -> None:
+    comfy.tell(hold=True)
+    await asyncio.to_thread(comfy.post, "/prompt", prompt())
+    async with gated(comfy, tmp_path) as rig:
+        lease = await rig.grant()
+        comfy.tell(hold=False)
+        assert (await rig.ended(lease)).state is LeaseState.RELEASED
+
+
+async def test_a_lease_that_nobody_waits_for_any_more_is_given_up_at_the_start(
+    comfy: ComfyProcess, tmp_path: Path
+) -> None:
+    redis = FakeServer()
+    async with gated(comfy, tmp_path, redis) as rig:
+        call = rig.post(prompt())
+        lease = await rig.lease(lambda one: one.state is LeaseState.QUEUED)
+    assert (await call)[0] == 503, "who waits at a stop is told"
+    async with gated(comfy, tmp_path, redis) as rig:
+        assert (await rig.ended(lease)).state is LeaseState.CANCELLED
+
+
+async def test_prompts_of_a_comfyui_that_died_in_its_lease_are_posted_again(
+    comfy: ComfyProcess, tmp_path: Path
+) -> None:
+    comfy.tell(hold=True)
+    async with gated(comfy, tmp_path) as rig:
+        calls = [rig.post(prompt(seed=seed)) for seed in range(3)]
+        await rig.grant()
+        ids = await ids_of(calls)
+        await rig.comfy_has(lambda state: state["running"])
+        await asyncio.to_thread(comfy.kill)
+        late = rig.post(prompt(seed=9))
+        await asyncio.to_thread(comfy.start)
+        told = (await late)[1]
+        done = (await rig.comfy_has(lambda state: len(state["done"]) == 4))["done"]
+        assert done == [*ids, told["prompt_id"]]
+        assert len(await rig.leases()) == 1
+
+
+async def test_a_prompt_over_which_it_died_twice_is_given_up(comfy: ComfyProcess, tmp_path: Path) -> None:
+    comfy.from_the_start(hold=True)
+    comfy.tell(hold=True)
+    try:
+        async with gated(comfy, tmp_path) as rig:
+            calls = [rig.post(prompt(seed=seed)) for seed in range(2)]
+            await rig.grant()
+            ids = await ids_of(calls)
+            for _ in range(2):
+                await rig.comfy_has(lambda state: state["running"] == ids[:1])
+                await asyncio.to_thread(comfy.kill)
+                await asyncio.to_thread(comfy.start)
+            await rig.comfy_has(lambda state: state["running"] == ids[1:])
+            assert not comfy.state()["pending"]
+    finally:
+        (comfy.folder / "lies").unlink()
+
+
+async def test_while_it_cannot_be_started_in_its_lease_who_waits_is_told(comfy: ComfyProcess, tmp_path: Path) -> None:
+    why: list[str] = []
+    async with gated(comfy, tmp_path, options=Options(failing=lambda: why[0] if why else None)) as rig:
+        first = rig.post(prompt())
+        await rig.grant()
+        await first
+        await asyncio.to_thread(comfy.kill)
+        why.append("no module named torch")
+        status, told = await rig.post(prompt())
+        assert (status, "no module named torch" in told["error"]["message"]) == (503, True)
