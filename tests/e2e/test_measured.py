@@ -75,8 +75,7 @@ def test_a_lease_waits_for_memory_that_comes_back_late_and_names_who_keeps_it(se
     server.until(lambda _: [] if server.control.pid() is not None else [{}])  # its process is gone, its memory is not
     server.holds(Process(os.getpid(), 400), used_mib=4_000)
     server.until(lambda status: [one for one in holders(status) if one["foreign"] and one["pid"] == os.getpid()])
-    (waiting,) = server.until(lambda status: lease(status, "preparing"))
-    assert waiting["id"] == asked["id"]
+    assert server.get(f"/api/leases/{asked['id']}?wait=1")["state"] == "preparing"
     server.holds(used_mib=0)
     (granted,) = server.until(lambda status: lease(status, "granted"))
     assert granted["env"] == {"CUDA_VISIBLE_DEVICES": GPU, "HIP_VISIBLE_DEVICES": None}
@@ -93,6 +92,7 @@ def test_a_driver_that_goes_is_told_and_believed_in_nothing_until_it_is_back(ser
     assert "is not loaded; load it" in str(cast("Json", card["probe"])["unread"])
     asked = server.lease("encode")
     server.until(lambda _: [] if server.control.pid() is not None else [{}])
+    assert server.get(f"/api/leases/{asked['id']}?wait=1")["state"] == "preparing"
     server.nvml.driver, server.nvml.boot = 0, 2
     server.nvml.tell()
     (granted,) = server.until(lambda status: lease(status, "granted"))
