@@ -288,7 +288,8 @@ def _notices(document: Document, source: Source) -> Iterator[Said]:
             yield ("policy", key), f"is read, but {said}; leave it out"
     yield from _defaults(document)
     for name, entry in document.tenants.items():
-        yield from kinds.notices(entry, source.data["tenants"][name], ("tenants", name))
+        card = document.cards.get(entry.card)
+        yield from kinds.notices(entry, source.data["tenants"][name], ("tenants", name), card)
         if entry.kind != ON_OFF and "grace" in source.data["tenants"][name]:
             yield ("tenants", name, "grace"), f"is read, but {_PATIENCE}; leave it out"
         for one in served(name, entry):

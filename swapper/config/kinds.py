@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from swapper.config.schema import TenantEntry
+from swapper.config.schema import CardEntry, TenantEntry
 from swapper.config.served import WHOLE
 from swapper.config.yamltext import Loc
 
@@ -73,11 +73,11 @@ def _variables(entry: TenantEntry, loc: Loc) -> Iterator[tuple[Loc, str | None]]
         yield (*loc, "models", name, "api_key_env"), one.api_key_env
 
 
-def notices(entry: TenantEntry, given: Mapping[str, object], loc: Loc) -> Iterator[Said]:
-    """What is accepted and had better be known."""
+def notices(entry: TenantEntry, given: Mapping[str, object], loc: Loc, card: CardEntry | None) -> Iterator[Said]:
+    """What is accepted and had better be known; `given` is what stands in the file."""
     if entry.kind == "openai" and entry.control == "attach" and "evict" not in given:
         said = "nothing here can end it, so it keeps its place as with evict: never"
         yield loc, f"{said}; write that, or control: command and how it is started"
-    if entry.sleep is not None and entry.kind in ("vllm", "sglang"):
+    if entry.sleep is not None and card is not None and not card.reserve_mib:
         said = "what it keeps while it sleeps (graphs, context, buffers: often 1 GiB a GPU and more) counts for nobody"
         yield (*loc, "sleep"), f"{said}: add it to the reserve of card {entry.card}"

@@ -163,3 +163,5 @@ def test_an_ollama_may_keep_what_is_loaded_for_a_time(given: str, ms: int | None
 def test_what_a_sleeping_server_keeps_is_told_of() -> None:
     config = read(OPENAI.replace("openai", "vllm").replace("}}}", "}}, sleep: 1}"))
     assert any("add it to the reserve of card gpu0" in one for one in config.notices)
+    text = OPENAI.replace("openai", "vllm").replace("}}}", "}}, sleep: 1}")
+    assert read(text, cards="{gpu0: {vram: 24GiB, reserve: 1GiB}}").notices == ()

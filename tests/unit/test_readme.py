@@ -69,6 +69,14 @@ def test_the_plain_server_it_shows_is_accepted_and_loses_no_conversation() -> No
     assert config.spec().tenants["chat"].default
 
 
+def test_the_servers_of_other_kinds_it_shows_are_accepted_without_a_notice() -> None:
+    [block] = [block for block in _blocks("yaml") if "kind: ollama" in block]
+    config = loads(block, folder=Path("/"), environ={"HOME": "/"})
+    assert config.notices == ()
+    assert set(config.spec().tenants) == {"ollama/qwen3:8b", "ollama/nomic-embed-text", "big", "speech"}
+    assert config.models()["small"] == "ollama/qwen3:8b"
+
+
 def test_a_router_started_as_it_shows_loses_no_conversation() -> None:
     [line] = [line for line in _lines() if line.startswith("llama-server ")]
     program, *arguments = shlex.split(line)
