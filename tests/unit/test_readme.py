@@ -41,7 +41,7 @@ def _commands() -> list[str]:
 
 def test_the_configuration_it_shows_is_accepted_without_a_notice(tmp_path: Path) -> None:
     path = tmp_path / "swapper.yaml"
-    path.write_text("".join(block for block in _blocks("yaml") if "kind: llama-server" not in block))
+    path.write_text("".join(block for block in _blocks("yaml") if "tenants:" not in block or "llama-router" in block))
     (tmp_path / "presets.ini").write_text(_blocks("ini")[0])
     (tmp_path / "ops.key").write_text("secret of ops\n")
     config = load(path, {"HOME": str(tmp_path), "ANN_KEY": "secret of ann"})
