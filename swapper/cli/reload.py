@@ -15,10 +15,10 @@ from typing import Protocol
 
 import psutil
 
-from swapper.app import control_of
 from swapper.backends import backend_of
 from swapper.config import Config
 from swapper.config.schema import SnapshotsEntry, TenantEntry
+from swapper.controls import control_of
 from swapper.errors import BackendRefused, ConfigError, SwapperError
 from swapper.gateway.context import Target
 from swapper.statefolder import serving_pid
