@@ -112,3 +112,8 @@ def test_a_failed_job_and_a_missed_window_are_told_and_their_other_states_are_no
 def test_what_goes_on_every_day_is_nobodys_news() -> None:
     assert told("card", codec.card_text(Card("gpu0"))) is None
     assert told("tenant", "{}") is None
+
+
+def test_an_alert_in_the_log_says_whether_it_is_raised_or_over() -> None:
+    states = [json.loads(codec.said(Commit(alerts=(alert,)))[0]["doc"])["state"] for alert in (FAULT, FREE)]
+    assert states == ["raised", "over"]
