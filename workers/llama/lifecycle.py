@@ -179,21 +179,23 @@ class Lifecycle:
                     if loop.time() - quiet_since >= self._limits.load_s:
                         raise BackendDown(f"{name} makes no progress in loading for {self._limits.load_s:.0f} s")
                 case _:
-                    raise BackendError(self._why_not(name, model))
+                    raise BackendError(await self._why_not(name, model))
 
-    def _why_not(self, name: str, model: Model | None) -> str:
+    async def _why_not(self, name: str, model: Model | None) -> str:
         if model is None:
             return f"the router dropped {name} from its list while it was loading"
         if not model.status.failed:
             return f"{name} was unloaded by somebody else while it was loading"
         text = f"llama-server could not load {name} (exit code {model.status.exit_code})"
         port = model.run
-        tail = self._control.log_tail(_LOG_READ) if self._control is not None else None
-        if self._control is None or tail is None:
+        control = self._control
+        tail = await asyncio.to_thread(control.log_tail, _LOG_READ) if control is not None else None
+        if control is None or tail is None:
             theirs = f"the log of the llama-server at {self._http.url}, which swapper did not start"
             return f"{text}; the reason is in {theirs}: see its lines that begin with [{port}]"
         why = "; ".join(reasons(tail, port)) or "it said nothing"
-        return f"{text}: {why} (log: {self._control.log_path()}, lines that begin with [{port}])"
+        path = control.log_path() or "that of its container or unit"
+        return f"{text}: {why} (log: {path}, lines that begin with [{port}])"
 
 
 async def patiently(

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from swapper.errors import BackendDown, BackendError, BackendGone, BackendRefused
 from workers.backend import Loaded, Owners, Quiesced, Restored, Room, SaveArgs, Saved, TenantState
+from workers.control import refreshed
 from workers.control.port import taken
 from workers.llama.answer import answer_over, smallest_answer
 from workers.llama.child import find_child, gone
@@ -80,6 +81,7 @@ class LlamaRouter:
         Raises BackendRefused where somebody else listens at its address: ours would end at once, and his be steered.
         """
         if self._control is not None:
+            await refreshed(self._control)
             await self._refuse_foreign()
             await self._control.ensure()
         self._events.open()
@@ -110,6 +112,7 @@ class LlamaRouter:
     async def observe(self) -> Mapping[str, TenantState]:
         """State of everybody by GET /models alone (`/slots` and `/metrics` would wake a sleeping model)."""
         self._front.looked()
+        await refreshed(self._control)
         try:
             models = await self._http.models()
         except BackendGone:
@@ -131,6 +134,13 @@ class LlamaRouter:
         pid = self._control.pid() if self._control is not None else None
         own = {} if pid is None else {pid: self._roster.server}
         return Owners(own | {child.pid: self._roster.whose(name) for name, child in self._vitals.living().items()})
+
+    async def files(self, tenant: str) -> tuple[Path, ...]:
+        """What a tenant reads to load; none where the router cannot be asked."""
+        with suppress(BackendError):
+            model = (await self._http.models()).get(self._roster.known(tenant))
+            return self._talks.files(model) if model is not None else ()
+        return ()
 
     async def _look_at(self, model: Model) -> None:
         """At its process, which is missed as well when its router dies."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from swapper.errors import BackendDown, BackendError, BackendGone, BackendRefused
 from workers.backend import Loaded, Owners, Quiesced, Restored, Room, SaveArgs, Saved, TenantState
-from workers.control import Control, ExitStatus
+from workers.control import Control, ExitStatus, Watched, refreshed
 from workers.llama.answer import answer_over, smallest_answer
 from workers.llama.child import Child, gone
 from workers.llama.conversations import Conversations, Keeping
@@ -30,6 +30,7 @@ from workers.llama.why import reasons
 
 _POLL_S = 0.02
 _LOG_BYTES = 256 << 10
+_LOG_LINES = 1000
 _STOP_MS = 10_000
 _HUNG_STOP_MS = 2_000
 _EXIT_WRITTEN_S = 1.0
@@ -108,6 +109,7 @@ class LlamaServer:
 
     async def observe(self) -> Mapping[str, TenantState]:
         """Its state by its process and GET /props (`/slots` and `/metrics` would wake a sleeping model)."""
+        await refreshed(self._control)
         server = await asyncio.to_thread(self._standing.server)
         if server is not None:
             await self._vitals.look(self._tenant, server, self._http.url)
@@ -130,6 +132,13 @@ class LlamaServer:
         own = {} if pid is None else {pid: self._tenant}
         return Owners(own | {child.pid: self._tenant for child in self._vitals.living().values()})
 
+    async def files(self, tenant: str) -> tuple[Path, ...]:
+        """What it reads to load, by the command that starts it; none where that is not known."""
+        with suppress(BackendError):
+            model = await self._standing.look(self._name(tenant))
+            return self._talks.files(model) if model is not None else ()
+        return ()
+
     async def end_hung(self) -> str | None:
         """A server that hangs is ended, if it is ours; it is then loaded anew like one that crashed."""
         hung = self._vitals.hung().get(self._tenant)
@@ -142,9 +151,12 @@ class LlamaServer:
         return f"{who} lived and answered nothing for {HUNG_S:g} s: ended, to be started anew"
 
     def _ended(self) -> TenantState:
-        """Nobody answers and no process of ours lives."""
+        """Nobody answers."""
         if not self._ours:
             return TenantState.STOPPED
+        alive = self._control.alive()
+        if alive is not False:  # it is not yet listening; or whoever would know does not answer
+            return TenantState.UNREACHABLE if alive is None else TenantState.LOADING
         ended = self._control.exit_status()
         crashed = ended is not None and not ended.clean and not self._stopped
         return TenantState.FAILED if crashed else TenantState.UNLOADED
@@ -165,7 +177,7 @@ class LlamaServer:
         """See `Conversations.shelf`."""
         return self._talks.shelf(lambda tenant: tenant if tenant == self._tenant else None)
 
-    async def release(self, tenant: str, *, limit_ms: int) -> None:
+    async def release(self, tenant: str, *, limit_ms: int) -> str | None:
         """End the process, after `limit_ms` by KILL; returns when it is gone and its address is silent."""
         name = self._name(tenant)
         await self._http.fence()
@@ -176,6 +188,7 @@ class LlamaServer:
         self._pulse()
         if await self._http.answers():
             raise BackendRefused(self._foreign())
+        return self._control.notes() if isinstance(self._control, Watched) else None
 
     def _foreign(self) -> str:
         return f"a server that swapper did not start is at {self._http.url}: end it where it was started"
@@ -202,7 +215,9 @@ class LlamaServer:
     async def _brought(self, name: str) -> tuple[Model, bool]:
         """Have the model loaded; False: it was already, and answers: a call might push a conversation out of it."""
         before = await self._standing.look(name)
-        if before is None or (self._ours and not before.run and state_of(before).holds_vram):
+        await refreshed(self._control)
+        strange = before is None or (self._ours and not before.run and self._control.alive() is not True)
+        if before is None or (strange and state_of(before).holds_vram):
             raise BackendRefused(self._foreign())
         if not self._ours and not state_of(before).holds_vram:
             raise BackendGone(f"nobody is at {self._http.url}, and the server is not swapper's to start")
@@ -221,8 +236,10 @@ class LlamaServer:
         loop = asyncio.get_running_loop()
         said, quiet_since = self._log_size(), loop.time()
         while True:
-            if self._ours and self._control.pid() is None:
-                raise BackendError(await self._why_not(began_at))
+            if self._ours and self._control.alive() is False:
+                await refreshed(self._control)
+                if self._control.alive() is False:
+                    raise BackendError(await self._why_not(began_at))
             model = await self._standing.look(name)
             if model is not None and state_of(model) in (TenantState.LOADED, TenantState.SLEEPING):
                 return model
@@ -244,7 +261,8 @@ class LlamaServer:
         how = await self._exit_status() or "nobody saw how"
         text = f"llama-server ended before {self._tenant} was loaded ({how})"
         if path is None:
-            return text
+            said = await asyncio.to_thread(self._control.log_tail, _LOG_LINES)
+            return f"{text}: {'; '.join(reasons(said, None)) or 'it said nothing'}" if said is not None else text
         size = self._log_size()
         try:
             with path.open("rb") as log:  # a log that is smaller than it was has been begun anew
