@@ -24,6 +24,7 @@ from swapper import api
 from swapper.api import ApiContext
 from swapper.api.ids import new_id
 from swapper.backends import api_key, backend_of
+from swapper.comfyui.serving import open_gates
 from swapper.config import Config
 from swapper.config.advice import model_options
 from swapper.config.served import LLAMA
@@ -43,7 +44,7 @@ from swapper.jobs.runner import Jobs
 from swapper.notify.notifier import Notifier
 from swapper.notify.post import send
 from swapper.ourselves import Ourselves
-from swapper.probes import Devices, look, probes_of, totals
+from swapper.probes import Devices, held_by, look, probes_of, totals
 from swapper.slotclaim import claimed
 from swapper.snapshots.bodies import Bodies
 from swapper.snapshots.index import Index
@@ -53,9 +54,10 @@ from swapper.store.kept import Kept
 from swapper.store.redis import RedisStore
 from swapper.watches import background, or_failed, until_ended, warn, watch_folder
 from workers.agent import Agent
-from workers.backend import Backend, Probe
+from workers.backend import Backend, Owners, Probe
 from workers.control import Control, Watched, refreshed
 from workers.marks import Marks
+from workers.pagecache import PageCache, files_of
 
 SHUTDOWN_S = 2.0
 RECORD = 200
@@ -146,7 +148,7 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
         spec = config.spec().learned(totals(await look(probes)))
         controls = {name: control_of(name, entry, config) for name, entry in config.tenants.items()}
         await asyncio.gather(*map(refreshed, controls.values()))
-        backends = _backends(config, controls, stack)
+        backends = _backends(config, controls, probes, stack)
         agent = await _agent(config, host, store, spec, backends, probes, stack)
         await _notifier(config, agent.owner, store, stack, failed)
         await warn(store, tuple(await before_start(config, controls)))
@@ -169,6 +171,7 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
         agent.know_holders(jobs.holder)
         await background(stack, failed, jobs.run(), "jobs")
         await background(stack, failed, context.count(), "metrics")
+        await open_gates(config, context, front, stack, failed)
         yield Running(url, store, spec, coordinator, controls, config, failed)
 
 
@@ -190,8 +193,14 @@ async def _store(
     return store
 
 
-def _backends(config: Config, controls: Mapping[str, Control], stack: AsyncExitStack) -> Mapping[str, Backend]:
-    found = {name: backend_of(name, entry, config, controls[name]) for name, entry in config.tenants.items()}
+def _backends(
+    config: Config, controls: Mapping[str, Control], probes: Mapping[str, Probe], stack: AsyncExitStack
+) -> Mapping[str, Backend]:
+    async def held(tenant: str, owners: Owners) -> int | None:
+        probe = probes.get(config.tenants[tenant].card)
+        return None if probe is None else await held_by(probe, tenant, owners)
+
+    found = {name: backend_of(name, entry, config, controls[name], held) for name, entry in config.tenants.items()}
     for control in controls.values():
         if isinstance(control, Watched):
             stack.push_async_callback(control.close)
@@ -213,7 +222,9 @@ async def _agent(
     with writing(config.state_dir):
         marks = Marks.open(config.state_dir / "marks" / f"{host}.jsonl")
     stack.callback(marks.close)
-    agent = Agent(host, store, backends, spec.tenants, probes, marks)
+    page_cache = PageCache(partial(files_of, backends))
+    stack.push_async_callback(page_cache.close)
+    agent = Agent(host, store, backends, spec.tenants, probes, marks, page_cache)
     stack.push_async_callback(agent.close)
     await agent.claim()
     return agent

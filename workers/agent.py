@@ -24,6 +24,7 @@ from workers.claim import Link as ClaimLink
 from workers.lanes import WAITING, Lanes, Stored
 from workers.marks import Fresh, Marks, Old, Pair, Repeat
 from workers.observe import Sight, TenantPlace
+from workers.pagecache import PageCache
 from workers.supervise import Crash, kept_running, supervised, until_stored
 from workers.verbs import Outcome, Verbs
 from workers.watch import Watch
@@ -63,7 +64,7 @@ class Link(ClaimLink, Protocol):
 class Agent:
     """See the module text. `backends` go by server name, `probes` by card name.
 
-    Backends and marks belong to whoever made them: `close` stops the agent's work and leaves them open.
+    Backends, marks and `page_cache` belong to whoever made them: `close` stops the agent's work and leaves them open.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Agent:
         tenants: Mapping[str, TenantPlace],
         probes: Mapping[str, Probe],
         marks: Marks,
+        page_cache: PageCache | None = None,
     ) -> None:
         self.executor = f"agent:{host}"
         self._link = link
@@ -85,6 +87,7 @@ class Agent:
         for backend in backends.values():
             backend.fenced(self._claim.fence)
         self.watch = Watch(backends, sight, marks.carried_out, self._volunteer)
+        self._page_cache = page_cache
         self._lanes = Lanes(self)
         self._after = marks.outbox or "0"
         self._unanswered: dict[str, bool] = {}
@@ -189,6 +192,8 @@ class Agent:
 
     async def execute(self, command: Command) -> Report:
         """Mark, carry out, record: the whole life of one command."""
+        if self._page_cache is not None and command.verb == Step.LOAD:
+            self._page_cache.comes(command.card)
         with self._undisturbed(command):
             outcome = await supervised(f"{command.verb} {command.tenant or command.card}", self._carry_out(command))
         if isinstance(outcome, Report):
@@ -203,7 +208,15 @@ class Agent:
             data=outcome.data,
         )
         await self._record(command, report)
+        if self._page_cache is not None and outcome.ok:
+            self._note_for(self._page_cache, command)
         return report
+
+    def _note_for(self, page_cache: PageCache, done: Command) -> None:
+        if done.verb == Step.RELEASE and done.tenant is not None:
+            page_cache.left(done.card, done.tenant)
+        elif done.verb == Step.VACATE:
+            page_cache.held(done.card)
 
     async def refuse(self, command: Command, newer: Pair) -> Report:
         """The answer to a command that a newer one has overtaken; recorded if it had begun."""

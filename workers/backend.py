@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from swapper.core.conversations import Costs
@@ -318,6 +319,15 @@ class Processes(Protocol):
 
     def processes(self) -> Owners:
         """Those that live now, as last seen; a look at them costs nothing. Never raises."""
+        ...
+
+
+@runtime_checkable
+class Filed(Protocol):
+    """A backend that knows the files its tenants load."""
+
+    async def files(self, tenant: str) -> tuple[Path, ...]:
+        """As this host sees them, also while it is not loaded; none where they are not known. Never raises."""
         ...
 
 

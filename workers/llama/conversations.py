@@ -35,7 +35,8 @@ from workers.llama.joined import Joined
 from workers.llama.keeping import Keeper
 from workers.llama.known import state_of
 from workers.llama.lifecycle import Limits, patiently
-from workers.llama.quiet import Models, idle_slots
+from workers.llama.pace import Paces
+from workers.llama.quiet import Models, idle
 from workers.llama.seats import Arrived, Run, disturbed, in_use, task_of, unfit
 from workers.llama.shelf import FolderShelf
 from workers.llama.slots import Keep, SlotFolder
@@ -76,6 +77,7 @@ class Conversations:
         self._keeper = Keeper(SlotFolder(how.slot_dir), how.keep, how.now_ms) if how.slot_dir is not None else None
         self._identities = GgufIdentities(how.state_dir)
         self._fingerprints = Fingerprints(http, self._identities, self._local_path)
+        self._paces = Paces()
         self._runs: dict[str, Run] = {}
         self._taking = None if self._keeper is None else Taking(http, self._keeper, self.run, self._saved, self._put)
 
@@ -83,6 +85,12 @@ class Conversations:
         """Finish the digests under way."""
         if self._keeper is not None:
             await self._keeper.close()
+
+    def files(self, model: Model) -> tuple[Path, ...]:
+        """What it reads to load, as this host sees them."""
+        args = Args.of(model.status.args)
+        named = (args.last("--model"), args.last("--mmproj"), args.last("--model-draft", "--spec-draft-model"))
+        return tuple(Path(self._local_path(name)) for name in named if name)
 
     async def run(self, model: Model) -> Run:
         """The process that a model runs in, as known since it was first seen there."""
@@ -110,18 +118,21 @@ class Conversations:
 
     async def quiesced(self, name: str, limit_ms: int | None, *, configured: bool) -> Quiesced:
         """Wait until the server's counters show nothing running and nothing deferred, or until it is not loaded."""
-        slots = await idle_slots(self._http, self._models, name, limit_ms)
-        model = self._models.loaded(name) or await self._models.look(name) if slots is not None else None
-        if slots is None or model is None:
+        found = await idle(self._http, self._models, name, limit_ms)
+        model = self._models.loaded(name) or await self._models.look(name) if found is not None else None
+        if found is None or model is None:
             return Quiesced(gone=True)
         run = await self.run(model)
+        used = in_use(run, found.slots)
         if not configured:
-            return Quiesced(in_use(run, slots))
+            return Quiesced(used)
+        read = found.counters
+        costs = read and self._paces.costs(name, read.prompt_tokens, read.prompt_s, self._how.now_ms())
         with suppress(BackendError):  # it is idle all the same
             fingerprint = await self._fingerprint(model)
             ways = await self._ways(fingerprint, run)
-            return Quiesced(in_use(run, slots), strategies=ways, fingerprint=short_digest(fingerprint))
-        return Quiesced(in_use(run, slots), strategies=await self._ways(None, run))
+            return Quiesced(used, strategies=ways, fingerprint=short_digest(fingerprint), costs=costs)
+        return Quiesced(used, strategies=await self._ways(None, run), costs=costs)
 
     async def readied(self, tenant: str, model: Model, *, fresh: bool) -> Loaded:
         """What a loaded model can take back; one that is `fresh` proves that it answers."""
@@ -216,6 +227,7 @@ class Conversations:
         manifest = self._manifest(tenant, args, await self._fingerprint(model), answer, talk_of(answer.n_saved))
         came = args.replaces if args.talk is not None else (await self.run(model)).restored(args.slot)
         await keeper.finish(manifest, restored=came)
+        self._paces.saved(model.name, answer.n_saved, answer.timings.save_ms, self._how.now_ms())
         return Saved(args.name, args.slot, answer.n_saved, answer.n_written, answer.timings.save_ms)
 
     async def _save_slot(self, tenant: str, model: Model, args: SaveArgs, keeper: Keeper) -> SavedSlot:
@@ -290,6 +302,7 @@ class Conversations:
             raise BackendError(f"{wrong}, {await self._taken_back(name, slot.id)}")
         run.arrived[slot.id] = Arrived(manifest, task_of(slot), after)
         await self._keeper.restored(snapshot)
+        self._paces.restored(name, answer.n_restored, answer.timings.restore_ms, self._how.now_ms())
         return Restored(slot.id, answer.n_restored, answer.timings.restore_ms)
 
     async def _taken_back(self, name: str, slot: int) -> str:

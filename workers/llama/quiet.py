@@ -46,8 +46,16 @@ class _Last:
     look: str = "it has not answered yet"
 
 
-async def idle_slots(http: RouterHttp, known: Models, name: str, limit_ms: int | None) -> list[Slot] | None:
-    """The model's slots once nothing runs and nothing waits in it; None when it is not loaded (any more).
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """A model in which nothing runs and nothing waits: its slots, and its counters where it has any."""
+
+    slots: list[Slot]
+    counters: Counters | None
+
+
+async def idle(http: RouterHttp, known: Models, name: str, limit_ms: int | None) -> Idle | None:
+    """The model once nothing runs and nothing waits in it; None when it is not loaded (any more).
 
     Raises BackendDown when the router does not answer, BackendError with what still runs once `limit_ms` have passed.
     """
@@ -59,7 +67,7 @@ async def idle_slots(http: RouterHttp, known: Models, name: str, limit_ms: int |
         raise BackendError(f"{name} is not idle after {(limit_ms or 0) / 1000:g} s: {last.look}") from None
 
 
-async def _look_on(http: RouterHttp, known: Models, name: str, last: _Last) -> list[Slot] | None:
+async def _look_on(http: RouterHttp, known: Models, name: str, last: _Last) -> Idle | None:
     loop = asyncio.get_running_loop()
     began = loop.time()
     model = known.loaded(name) or await known.look(name)
@@ -72,7 +80,7 @@ async def _look_on(http: RouterHttp, known: Models, name: str, last: _Last) -> l
         else:
             at_work = [slot.id for slot in slots if slot.is_processing]
             if not at_work and (counters is None or counters.processing + counters.deferred == 0):
-                return slots
+                return Idle(slots, counters)
             last.look = _words(at_work, counters)
         await asyncio.sleep(_PAUSE_S if loop.time() - began < _BRISK_S else _REST_S)
     return None
