@@ -56,7 +56,9 @@ class FakeControl:
         self.orders.append("close")
 
     def alive(self) -> bool | None:
-        return self.seen.phase is Phase.UP
+        if self.seen.phase is Phase.UNREACHABLE:
+            return None
+        return self.seen.phase not in (Phase.GONE, Phase.MISSING)
 
     def pid(self) -> int | None:
         return next(iter(self.seen.pids), None)

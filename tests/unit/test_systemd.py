@@ -36,6 +36,7 @@ class Units:
 @pytest.fixture
 def units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Units:
     monkeypatch.setenv("PATH", f"{install(tmp_path)}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
     return Units(tmp_path)
 
 
@@ -92,6 +93,22 @@ async def test_one_that_does_not_end_is_killed_after_its_grace_and_that_is_told(
     assert control.notes() == "ml.service did not end in 0.3 s and was killed"
     assert (await control.look()).phase is Phase.GONE
     assert str(control.exit_status()) == "ended by SIGKILL"
+
+
+async def test_one_that_is_being_stopped_is_there(units: Units) -> None:
+    units.has("ml.service", "trap 'read _ < end; exit 0' TERM; echo up; while :; do sleep 0.05; done")
+    os.mkfifo("end")
+    control = SystemdControl("tenant", "ml")
+    await control.ensure()
+    while await asyncio.to_thread(control.log_tail, 3) != ["up"]:
+        pass
+    stopping = asyncio.ensure_future(control.stop(60_000))
+    seen = await until(control, Phase.STOPPING)
+    assert seen.why == "ml.service is deactivating (stop-sigterm)"
+    assert not stopping.done()
+    await asyncio.to_thread(Path("end").write_text, "now\n")
+    await stopping
+    assert (await control.look()).phase is Phase.GONE
 
 
 async def test_one_that_crashed_has_failed_and_its_last_words_are_those_of_that_run(units: Units) -> None:

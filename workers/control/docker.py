@@ -100,7 +100,7 @@ class DockerControl:
         await self._vanished(found)
 
     async def _unpaused(self, container: str) -> None:
-        """What is frozen can handle no signal. One that is not paused any more is as well."""
+        """What is frozen can handle no signal (Docker thaws it by itself, Podman refuses the stop)."""
         try:
             await self._engine.ask(lambda client: client.unpause(container), acts=True)
         except BackendRefused:
