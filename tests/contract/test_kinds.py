@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,11 +25,12 @@ from workers.openai import OpenAiServer
 from workers.sglang import Sglang
 from workers.vllm import Vllm
 
-LIMITS = Limits(load_s=2.0, answer_s=2.0, start_s=2.0, settle_s=0.5, read_s=0.3, poll_s=0.005)
-LONG_MS = 5_000
-SHORT_MS = 300
+LIMITS = Limits(load_s=20.0, answer_s=20.0, start_s=20.0, settle_s=0.2, read_s=10.0, poll_s=0.005)
+IMPATIENT = replace(LIMITS, read_s=0.2)
+LONG_MS = 60_000
+SHORT_MS = 200
 
-Make = Callable[[FakeKind, Control, bool, str, Path], Backend]
+Make = Callable[[FakeKind, Control, bool, str, Path, Limits], Backend]
 
 
 @dataclass(frozen=True)
@@ -54,33 +56,50 @@ class Stand:
     fake: FakeKind
     control: Control
     backend: Backend
+    folder: Path
+
+    @asynccontextmanager
+    async def impatient(self) -> AsyncGenerator[Backend]:
+        """The next process of swapper, which waits for no answer for long."""
+        backend = self.case.make(self.fake, self.control, self.case.ours, "m", self.folder, IMPATIENT)
+        try:
+            yield backend
+        finally:
+            await backend.close()
 
     @property
     def tenant(self) -> str:
         return self.case.tenant
 
+    async def goes_on(self, task: asyncio.Task[Any], looks: int) -> None:
+        """It is not over when the server was asked so many times more."""
+        looked = asyncio.create_task(self.fake.looked(looks))
+        await asyncio.wait({task, looked}, return_when=asyncio.FIRST_COMPLETED)
+        looked.cancel()
+        assert not task.done()
+
     async def state(self) -> TenantState:
         return (await self.backend.observe())[self.tenant]
 
 
-def _ollama(fake: FakeKind, control: Control, ours: bool, model: str, folder: Path) -> Backend:
-    return Ollama(fake.url, server="s", tenants={"s/m": model}, control=control, ours=ours, limits=LIMITS)
+def _ollama(fake: FakeKind, control: Control, ours: bool, model: str, folder: Path, limits: Limits) -> Backend:
+    return Ollama(fake.url, server="s", tenants={"s/m": model}, control=control, ours=ours, limits=limits)
 
 
-def _llama_swap(fake: FakeKind, control: Control, ours: bool, model: str, folder: Path) -> Backend:
-    return LlamaSwap(fake.url, server="s", tenants={"s/m": model}, control=control, ours=ours, limits=LIMITS)
+def _llama_swap(fake: FakeKind, control: Control, ours: bool, model: str, folder: Path, limits: Limits) -> Backend:
+    return LlamaSwap(fake.url, server="s", tenants={"s/m": model}, control=control, ours=ours, limits=limits)
 
 
 def _whole(kind: str, level: int = 0) -> Make:
-    def make(fake: FakeKind, control: Control, ours: bool, model: str, folder: Path) -> Backend:
-        http = ServerClient(fake.url, kind, read_s=LIMITS.read_s)
+    def make(fake: FakeKind, control: Control, ours: bool, model: str, folder: Path, limits: Limits) -> Backend:
+        http = ServerClient(fake.url, kind, read_s=limits.read_s)
         engine = {
             "vLLM": lambda: Vllm(http, level or 1),
             "SGLang": lambda: Sglang(http, level or 1, folder / "servers" / "s", control.pid),
             "the server": lambda: None,
         }[kind]()
         return OpenAiServer(
-            http, tenant="s", models=[model], control=control, ours=ours, engine=engine, rests=level > 0, limits=LIMITS
+            http, tenant="s", models=[model], control=control, ours=ours, engine=engine, rests=level > 0, limits=limits
         )
 
     return make
@@ -110,7 +129,7 @@ async def stand(case: Case, folder: Path, model: str = "m") -> AsyncGenerator[St
     """The server as swapper finds it: nothing is loaded. One that is not ours runs."""
     fake = case.fake("m")
     control: Control = Starter(fake) if case.ours else AttachControl("s")
-    backend = case.make(fake, control, case.ours, model, folder)
+    backend = case.make(fake, control, case.ours, model, folder, LIMITS)
     try:
         if not case.ours:
             await fake.start()
@@ -118,7 +137,7 @@ async def stand(case: Case, folder: Path, model: str = "m") -> AsyncGenerator[St
                 await backend.release(case.tenant, limit_ms=LONG_MS)
         await backend.start()
         fake.asked.clear()
-        yield Stand(case, fake, control, backend)
+        yield Stand(case, fake, control, backend, folder)
     finally:
         await backend.close()
         await fake.vanish()
@@ -178,8 +197,7 @@ async def test_a_release_waits_for_the_call_in_flight_and_cuts_none(case: Case, 
         await one.backend.load(one.tenant)
         one.fake.begin("m")
         release = asyncio.create_task(one.backend.release(one.tenant, limit_ms=60_000))
-        await one.fake.looked(12)
-        assert not release.done()
+        await one.goes_on(release, 12)
         one.fake.end("m")
         await release
         assert one.fake.cut == 0
@@ -193,10 +211,9 @@ async def test_what_a_server_counts_itself_is_waited_for_and_named(case: Case, t
         await one.backend.load(one.tenant)
         one.fake.begin("m")
         with pytest.raises(BackendError, match="at the server: 1"):
-            await one.backend.quiesce(one.tenant, limit_ms=SHORT_MS)
+            await one.backend.quiesce(one.tenant, limit_ms=500)
         quiet = asyncio.create_task(one.backend.quiesce(one.tenant))
-        await one.fake.looked(6)
-        assert not quiet.done()
+        await one.goes_on(quiet, 6)
         one.fake.end("m")
         assert (await quiet).slots == ()
 
@@ -212,7 +229,8 @@ async def test_a_server_that_hangs_counts_as_there(case: Case, tmp_path: Path) -
     async with stand(case, tmp_path) as one:
         await one.backend.load(one.tenant)
         one.fake.hangs = True
-        assert await one.state() is TenantState.UNREACHABLE
+        async with one.impatient() as backend:
+            assert (await backend.observe())[one.tenant] is TenantState.UNREACHABLE
 
 
 @pytest.mark.parametrize("case", ATTACHED, ids=str)
@@ -222,8 +240,9 @@ async def test_a_release_from_a_server_that_hangs_fails_in_time_where_nobody_her
     async with stand(case, tmp_path) as one:
         await one.backend.load(one.tenant)
         one.fake.hangs = True
-        with pytest.raises(BackendError):
-            await one.backend.release(one.tenant, limit_ms=SHORT_MS)
+        async with one.impatient() as backend:
+            with pytest.raises(BackendError):
+                await backend.release(one.tenant, limit_ms=SHORT_MS)
         assert one.fake.holding == {"m"}
 
 
@@ -232,7 +251,8 @@ async def test_a_release_from_a_server_that_hangs_ends_it_where_it_is_ours(case:
     async with stand(case, tmp_path) as one:
         await one.backend.load(one.tenant)
         one.fake.hangs = True
-        await one.backend.release(one.tenant, limit_ms=SHORT_MS)
+        async with one.impatient() as backend:
+            await backend.release(one.tenant, limit_ms=SHORT_MS)
         assert not one.fake.holding
         assert await one.state() is TenantState.UNLOADED
 

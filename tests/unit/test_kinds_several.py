@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -17,7 +18,7 @@ from workers.kind import Limits
 from workers.llama_swap import LlamaSwap
 from workers.ollama import Ollama, same
 
-LIMITS = Limits(load_s=2.0, answer_s=2.0, start_s=2.0, settle_s=0.5, read_s=0.5, poll_s=0.005)
+LIMITS = Limits(load_s=20.0, answer_s=20.0, start_s=20.0, settle_s=0.5, read_s=10.0, poll_s=0.005)
 
 
 @asynccontextmanager
@@ -155,7 +156,7 @@ async def test_a_call_that_does_not_come_through_swapper_is_seen_in_the_event_st
         await backend.load("s/org/n")
         fake.begin("m")
         with pytest.raises(BackendError, match="at the server: 1"):
-            await backend.quiesce("s/m", limit_ms=200)
+            await backend.quiesce("s/m", limit_ms=1_000)
         await backend.quiesce("s/org/n", limit_ms=5_000)
         await backend.release("s/org/n", limit_ms=5_000)
         assert fake.cut == 0
@@ -199,7 +200,8 @@ async def test_a_server_that_hangs_is_started_anew_where_it_is_ours(monkeypatch:
     monkeypatch.setattr("workers.kind.ROUTER_HUNG_S", 0.0)
     fake = fake_kinds.Ollama("m")
     control = Starter(fake)
-    backend = Ollama(fake.url, server="s", tenants={"s/m": "m"}, control=control, limits=LIMITS)
+    limits = replace(LIMITS, read_s=0.2)
+    backend = Ollama(fake.url, server="s", tenants={"s/m": "m"}, control=control, limits=limits)
     async with running(fake, backend):
         fake.hangs = True
         for _ in range(3):
