@@ -6,13 +6,15 @@ Invariant: nothing is started or asked here.
 from __future__ import annotations
 
 import os
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from swapper.config import Config
 from swapper.config.schema import TenantEntry
 from swapper.config.served import LLAMA, WHOLE, Served, served
-from workers.backend import Backend
+from workers.backend import Backend, Owners
 from workers.client import ServerClient
+from workers.comfyui.server import ComfyUI
 from workers.control import Control, Watched
 from workers.control.process import WatchedProcess
 from workers.hooks import Hooked, Hooks
@@ -30,10 +32,16 @@ from workers.vllm import Vllm
 
 MIB = 1024 * 1024
 
+Held = Callable[[str, Owners], Awaitable[int | None]]
+"""What a tenant's own processes have of its card, MiB; None: that cannot be known."""
 
-def backend_of(name: str, entry: TenantEntry, config: Config, control: Control) -> Backend:
+
+def backend_of(name: str, entry: TenantEntry, config: Config, control: Control, held: Held | None = None) -> Backend:
     """The backend of the server `name`, which `control` starts and stops, with its hooks around it."""
-    backend = _llama(name, entry, config, control) if entry.kind in LLAMA else _other(name, entry, config, control)
+    if entry.kind == "comfyui":
+        backend = _comfyui(name, entry, config, control, held)
+    else:
+        backend = _llama(name, entry, config, control) if entry.kind in LLAMA else _other(name, entry, config, control)
     hooks = Hooks(
         before_load=entry.hooks.before_load,
         after_load=entry.hooks.after_load,
@@ -83,6 +91,24 @@ def _on_off(name: str, entry: TenantEntry, config: Config, control: Control) -> 
     watched = control if isinstance(control, Watched) else WatchedProcess(control)
     away = config.state_dir / "servers" / name / "released.json"
     return OnOff(name, watched, grace_ms=entry.grace_ms, keep_up=entry.evict == "never", away=away)
+
+
+def _comfyui(name: str, entry: TenantEntry, config: Config, control: Control, held: Held | None) -> Backend:
+    watched = control if isinstance(control, Watched) else WatchedProcess(control)
+
+    async def held_mib() -> int | None:
+        return None if held is None else await held(name, backend.processes())
+
+    backend = ComfyUI(
+        cast("str", entry.url),
+        tenant=name,
+        control=watched,
+        ours=entry.control != "attach",
+        marker=config.state_dir / "servers" / name / "loaded.json",
+        grace_ms=entry.grace_ms,
+        held_mib=held_mib,
+    )
+    return backend
 
 
 def _whole(name: str, entry: TenantEntry, config: Config, control: Control, one: Served) -> Backend:

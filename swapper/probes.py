@@ -33,6 +33,22 @@ async def look(probes: Mapping[str, Probe], owners: Owners | None = None) -> Map
     return dict(zip(probes, found, strict=True))
 
 
+async def held_by(probe: Probe, tenant: str, owners: Owners) -> int | None:
+    """MiB that the processes of a tenant have; None where its driver, or who reads it, cannot tell.
+
+    Also where a process has some that cannot be seen from here: it may be the tenant's.
+    """
+    if not (owners.pids or owners.containers):
+        return None
+    reading = await probe.read({}, (), owners)
+    if isinstance(reading, Unread) or reading.pool in ("declared", "host") or reading.note is not None:
+        return None
+    mine = [one.mib for one in reading.held if one.owner == tenant]
+    if None in mine or any(one.owner is None and not one.line for one in reading.held):
+        return None
+    return sum(mib for mib in mine if mib is not None)
+
+
 def totals(readings: Mapping[str, Reading | Unread]) -> Mapping[str, int]:
     """What was read of each card, MiB."""
     return {card: one.total_mib for card, one in readings.items() if isinstance(one, Reading)}

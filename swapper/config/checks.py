@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from swapper.config import controls, kinds, recipes
+from swapper.config import comfyui, controls, kinds, recipes
 from swapper.config.controls import CONTROLS, ON_OFF
 from swapper.config.schema import CardEntry, Document, SnapshotsEntry, TenantEntry
 from swapper.config.served import ONE_MODEL, served
@@ -19,7 +19,7 @@ from swapper.config.source import Source
 from swapper.config.units import show_mib
 from swapper.config.yamltext import Loc
 
-KINDS = kinds.SERVED | {"llama-router", "llama-server", ON_OFF}
+KINDS = kinds.SERVED | {"llama-router", "llama-server", ON_OFF, comfyui.KIND}
 LATER = "is not supported by this version"
 
 Said = tuple[Loc, str]
@@ -42,10 +42,11 @@ _KEYS = {
     "llama-server": _LLAMA | {"vram"},
     **{name: _COMMON | keys for name, keys in kinds.KEYS.items()},
     ON_OFF: _COMMON | controls.ON_OFF_KEYS,
+    comfyui.KIND: _COMMON | comfyui.KEYS,
 }
 
 
-_WHO = {"llama-router": "llama-server router", "llama-server": "llama-server"} | kinds.WHO
+_WHO = {"llama-router": "llama-server router", "llama-server": "llama-server", comfyui.KIND: comfyui.WHO} | kinds.WHO
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +162,8 @@ def _tenants(document: Document, source: Source, environ: Mapping[str, str]) -> 
         yield from controls.check(entry, loc)
         if entry.kind == ON_OFF:
             yield from controls.on_off(entry, loc)
+        elif entry.kind == comfyui.KIND:
+            yield from comfyui.check(document, entry, loc, _is_own)
         elif entry.kind in kinds.SERVED:
             yield from kinds.check(entry, loc, environ)
         else:
@@ -290,7 +293,8 @@ def _notices(document: Document, source: Source) -> Iterator[Said]:
     for name, entry in document.tenants.items():
         card = document.cards.get(entry.card)
         yield from kinds.notices(entry, source.data["tenants"][name], ("tenants", name), card)
-        if entry.kind != ON_OFF and "grace" in source.data["tenants"][name]:
+        yield from comfyui.notices(document, entry, ("tenants", name))
+        if entry.kind not in (ON_OFF, comfyui.KIND) and "grace" in source.data["tenants"][name]:
             yield ("tenants", name, "grace"), f"is read, but {_PATIENCE}; leave it out"
         for one in served(name, entry):
             if one.entry.ttl_ms is not None:

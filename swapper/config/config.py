@@ -128,6 +128,8 @@ class Config:
             kind=entry.kind,
             evict_never=entry.evict == "never",
             default=one.default,
+            by_lease=entry.kind == "comfyui",
+            serves_models=bool(found.names),
             save=entry.kind in LLAMA and entry.snapshots.strategy != "off",
             save_required=entry.snapshots.required,
             sweep=entry.snapshots.sweep,

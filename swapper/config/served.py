@@ -37,8 +37,9 @@ class Served:
 def served(server: str, entry: TenantEntry) -> tuple[Served, ...]:
     """The tenants of a server, in the file's order. Of a plain one's models only the first counts."""
     here: Loc = ("tenants", server)
-    if entry.kind == "none":  # nobody calls it
-        only = ModelEntry().model_copy(update={"vram_mib": entry.vram_mib})
+    if entry.kind in ("none", "comfyui"):  # nobody calls it by a model's name
+        otherwise = "all" if entry.kind == "comfyui" else None
+        only = ModelEntry().model_copy(update={"vram_mib": entry.vram_mib or otherwise})
         return (Served(server, server, only, (), here),)
     if entry.kind in WHOLE:
         return (_whole(server, entry, here),)

@@ -148,7 +148,6 @@ def test_off_is_a_word_and_not_a_truth_value() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("kind: llama-router", "kind: comfyui", "tenants.llama.kind: kind: comfyui is not supported by this version"),
         ("index: 0", "host: attic", "cards.gpu0.host: an agent on another host is not supported by this version"),
     ],
 )

@@ -79,9 +79,8 @@ class ComfyUI:
         """Nothing: it is started by a load only."""
 
     async def close(self) -> None:
-        """Drop the connections; it stays as it is."""
+        """Drop the connections; it stays as it is. The control is its maker's to close."""
         await self._http.close()
-        await self._control.close()
 
     def fenced(self, fence: Callable[[], Awaitable[None]]) -> None:
         """Asked before each request that changes something, and before its process is started or ended."""
