@@ -21,8 +21,10 @@ from swapper.cli.cards import look_at
 from swapper.cli.common import SEARCHED, print_json
 from swapper.cli.managed import managed
 from swapper.cli.reach import missing_hooks, reach
+from swapper.cli.reach_comfyui import reach_comfyui
 from swapper.config import Config, TenantEntry, load
 from swapper.config.advice import advise, advise_live, model_options
+from swapper.config.comfyui import KIND as COMFYUI
 from swapper.config.kinds import SERVED, WHO
 from swapper.config.served import ONE_MODEL, served
 from swapper.errors import ConfigError, StoreDown
@@ -155,12 +157,15 @@ async def _server(
         yield Finding(error, text)
     if entry.url is None:
         return
-    if entry.kind in SERVED:
+    if entry.kind in SERVED or entry.kind == COMFYUI:
         if await _is_swapper(entry.url):
-            text = f"tenants.{server}.url: {entry.url}: a swapper answers there and no {WHO[entry.kind]} of its own"
+            who = WHO.get(entry.kind, "ComfyUI")
+            text = f"tenants.{server}.url: {entry.url}: a swapper answers there and no {who} of its own"
             yield Finding(True, f"{text}: write the server's own address; swapper's clients come to `listen`")
             return
-        for error, text in await reach(config, server, entry, environ):
+        own = entry.kind == COMFYUI
+        found = await (reach_comfyui(server, entry) if own else reach(config, server, entry, environ))
+        for error, text in found:
             yield Finding(error, text)
         return
     try:
