@@ -7,11 +7,14 @@ asked for again. An entry leaves `/api/ps` up to some seconds before its VRAM is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 import msgspec
+import psutil
 
-from swapper.errors import BackendRefused
+from swapper.errors import BackendDown, BackendRefused
 from workers.backend import TenantState
 from workers.client import ServerClient, decoded
 from workers.control import Control
@@ -21,6 +24,8 @@ from workers.several import Several
 _WHO = "Ollama"
 _DOT = "."
 _FOR_EVER = -1
+_RUNNER = "runner"
+"""`ollama runner ...`, before that `ollama_llama_server` below a folder `runners`."""
 
 
 class _Ps(msgspec.Struct):
@@ -45,6 +50,17 @@ async def names(http: ServerClient) -> list[str]:
     """The models it has on its disk."""
     tags = decoded(await http.get("/api/tags"), _Ps, _WHO)
     return [one.model or one.name for one in tags.models or ()]
+
+
+def runners(servers: Iterable[int]) -> int:
+    """How many processes of models these servers have, as far as they can be seen. Blocking, some ms."""
+    found = 0
+    for pid in servers:
+        with suppress(psutil.Error):
+            for child in psutil.Process(pid).children():
+                with suppress(psutil.Error):
+                    found += child.status() != psutil.STATUS_ZOMBIE and _RUNNER in " ".join(child.cmdline()[:2])
+    return found
 
 
 class Ollama(Several):
@@ -82,6 +98,20 @@ class Ollama(Several):
                 raise
             # Older ones ask first whether it can generate: an embedding model is unloaded where it embeds.
             await self._http.post("/api/embed", {"model": name, "input": [], "keep_alive": 0}, limit_s=limit_s, key=key)
+
+    async def _ended(self, name: str) -> None:
+        """Of those runners that are processes of this machine no more live than there are models; bounded.
+
+        An entry leaves `/api/ps` first, and where nobody measures the card, nothing else would tell.
+        """
+        async for waited in self.looks():
+            servers = tuple(self.processes().pids)
+            try:
+                models = len(await self._running())
+            except BackendDown:
+                return
+            if await asyncio.to_thread(runners, servers) <= models or waited >= self._limits.settle_s:
+                return
 
     async def _bring(self, name: str, *, runs: bool) -> None:
         can = await self._capabilities(name)

@@ -60,6 +60,9 @@ class Several(Kind):
         """Have the model loaded; it has computed, unless it `runs` already. An unknown one is refused in words."""
         raise NotImplementedError
 
+    async def _ended(self, name: str) -> None:
+        """The server says that it runs a model no more: wait for the end of its process, where that can be seen."""
+
     # ---- the verbs
 
     async def start(self) -> None:
@@ -120,6 +123,8 @@ class Several(Kind):
             said = (
                 f"{name} was still loaded {limit_ms / 1000:g} s after its unload, so that its server was started anew"
             )
+        else:
+            await self._ended(name)
         self._pulse()
         return said
 

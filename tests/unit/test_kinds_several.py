@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +20,7 @@ from workers.backend import Backend, TenantState
 from workers.control.attach import AttachControl
 from workers.kind import Limits
 from workers.llama_swap import LlamaSwap
-from workers.ollama import Ollama, same
+from workers.ollama import Ollama, runners, same
 
 LIMITS = Limits(load_s=20.0, answer_s=20.0, start_s=20.0, settle_s=0.5, read_s=10.0, poll_s=0.005)
 
@@ -212,3 +216,38 @@ async def test_a_server_that_hangs_is_started_anew_where_it_is_ours(monkeypatch:
         assert said is not None
         assert control.orders == ["restart"]
         assert await backend.observe() == {"s/m": TenantState.UNLOADED}
+
+
+async def test_a_release_waits_for_the_end_of_a_runner_that_is_listed_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = fake_kinds.Ollama("m")
+    backend = ollama(fake, "m")
+    alive = [3]
+
+    def counted(servers: tuple[int, ...]) -> int:
+        assert servers == (os.getpid(),)
+        assert not fake.listed
+        alive[0] -= 1
+        return alive[0]
+
+    monkeypatch.setattr("workers.ollama.runners", counted)
+    async with running(fake, backend):
+        await backend.load("s/m")
+        await backend.observe()
+        await backend.release("s/m", limit_ms=60_000)
+        assert alive == [0]
+
+
+def test_runners_are_those_children_of_a_server_that_are_called_so(tmp_path: Path) -> None:
+    for name in ("runner", "other"):
+        (tmp_path / name).write_text("import sys; sys.stdin.read()")
+    before = runners([os.getpid()])
+
+    def start(name: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(["ollama", name], executable=sys.executable, cwd=tmp_path, stdin=subprocess.PIPE)
+
+    with start("runner") as one, start("other") as other:
+        seen = runners([os.getpid(), 4_194_304])
+        one.kill()
+        other.kill()
+    assert seen == before + 1
+    assert runners([os.getpid()]) == before
