@@ -42,10 +42,14 @@ _HOLDING = frozenset({TenantState.LOADING, TenantState.LOADED, TenantState.SLEEP
 
 @dataclass(frozen=True, slots=True)
 class SlotUse:
-    """One slot that holds something: `tokens` in it now (0 where the server does not say, right after a restore)."""
+    """One slot that holds something: `tokens` in it now (0 where the server does not say, right after a restore).
+
+    `gone_on`: something ran there after a conversation had come into it from disk.
+    """
 
     slot: int
     tokens: int
+    gone_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)

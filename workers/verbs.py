@@ -166,10 +166,14 @@ def _args(command: Command, shape: type[ArgsT]) -> ArgsT:
 
 async def _drain(backend: Backend, tenant: str, command: Command) -> Outcome:
     quiesced = await backend.quiesce(tenant, limit_ms=_args(command, _Drain).limit_ms)
-    data: dict[str, object] = {"slots": [asdict(use) for use in quiesced.slots], **_ways(quiesced)}
+    data: dict[str, object] = {"slots": [_use(use) for use in quiesced.slots], **_ways(quiesced)}
     if quiesced.costs is not None:
         data["costs"] = asdict(quiesced.costs)
     return Outcome(True, data=data | ({"gone": True} if quiesced.gone else {}))
+
+
+def _use(use: SlotUse) -> dict[str, object]:
+    return {"slot": use.slot, "tokens": use.tokens, **({"gone_on": True} if use.gone_on else {})}
 
 
 def _ways(seen: Quiesced | Loaded) -> dict[str, object]:
@@ -217,7 +221,7 @@ async def _restore(backend: Backend, tenant: str, command: Command) -> Outcome:
     except BackendBusy as busy:
         return Outcome(False, str(busy), data={"busy": True})
     except WouldPushOut as would:
-        return Outcome(True, data={"leaves": {**asdict(would.use), "id": would.id}})
+        return Outcome(True, data={"leaves": {**_use(would.use), "id": would.id}})
     displaced = asdict(restored.displaced) if restored.displaced is not None else None
     data = {"slot": restored.slot, "tokens": restored.tokens, "displaced": displaced}
     return Outcome(True, backend_ms=restored.backend_ms, data=data)

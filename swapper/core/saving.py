@@ -16,7 +16,10 @@ from swapper.core.draft import Draft
 from swapper.core.keeping import REPLAYED, of
 
 Slots = Sequence[Mapping[str, int]]
-"""What the server's slots hold: {slot, tokens}; 0 tokens where the server does not say, right after a restore."""
+"""What the server's slots hold: {slot, tokens, gone_on}; 0 tokens where it does not say, right after a restore.
+
+`gone_on`: something ran there after a conversation had come into it from disk.
+"""
 _NO_TEXT = "it was not in a slot, and its last request is not kept, so that it could not be recalled"
 _NO_SWEEP = "it was not in a slot, and only slots are saved (sweep: false)"
 TOO_SHORT = (
@@ -143,9 +146,12 @@ def newest(talks: Iterable[Conversation]) -> list[Conversation]:
 def in_slots(slots: Slots, talks: Sequence[Conversation]) -> Mapping[int, Conversation]:
     """Slot -> the conversation in it: the one said to be there, or the only one of as many tokens.
 
-    Of one that was restored and not used since the server says no number.
+    Of one that was restored and not used since the server says no number. It is not where something ran since: as many
+    tokens there are a coincidence.
     """
     holds = {use["slot"]: use["tokens"] for use in slots}
+    gone_on = {use["slot"] for use in slots if use.get("gone_on")}
+    talks = [c for c in talks if not (c.restored and c.slot in gone_on)]
     there = (c for c in reversed(talks) if c.slot in holds)
     found = {c.slot: c for c in there if holds[c.slot] == c.tokens or (c.restored and not holds[c.slot])}
     placed = {c.head for c in found.values()}

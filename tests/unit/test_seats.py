@@ -5,7 +5,7 @@ from __future__ import annotations
 from swapper.snapshots.manifest import Fingerprint, GgufIdentity, Manifest
 from workers.backend import Talk
 from workers.llama.http import Slot
-from workers.llama.seats import Arrived, Run, whose
+from workers.llama.seats import Arrived, Run, in_use, whose
 
 FINGERPRINT = Fingerprint("alpha", GgufIdentity("/m.gguf"), "b1", 4096, 2, kv_unified=False)
 
@@ -71,3 +71,9 @@ def test_what_went_on_since_it_came_is_no_longer_its_manifests() -> None:
     found = whose(run(_0=came("before", 500)), slots, slots[0], 520, (Talk("after", tokens=520),))
     assert found is not None
     assert found.id == "after"
+
+
+def test_a_slot_in_which_something_ran_since_a_conversation_came_is_said_to_have_gone_on() -> None:
+    slots = [line(0, None), line(1, 500, 7), line(2, 300, 9), line(3, 200, 2)]
+    there = run(_0=came("a", 100), _1=came("b", 500, task=7), _2=came("c", 300, task=4))
+    assert [use.gone_on for use in in_use(there, slots)] == [False, False, True, False]

@@ -7,7 +7,7 @@ was not used since has no task of its own: it counts as used when it was, or, wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from swapper.snapshots.manifest import Manifest
 from workers.backend import SlotUse, Talk
@@ -65,7 +65,12 @@ def task_of(slot: Slot) -> int:
 
 def in_use(run: Run, slots: Sequence[Slot]) -> tuple[SlotUse, ...]:
     """Slots that may hold a conversation."""
-    return tuple(use_of(slot) for slot in slots if may_hold(run, slot))
+    return tuple(replace(use_of(slot), gone_on=_gone_on(run, slot)) for slot in slots if may_hold(run, slot))
+
+
+def _gone_on(run: Run, slot: Slot) -> bool:
+    arrived = run.arrived.get(slot.id)
+    return arrived is not None and not arrived.untouched(slot)
 
 
 def may_hold(run: Run, slot: Slot) -> bool:
