@@ -146,17 +146,17 @@ def newest(talks: Iterable[Conversation]) -> list[Conversation]:
 def in_slots(slots: Slots, talks: Sequence[Conversation]) -> Mapping[int, Conversation]:
     """Slot -> the conversation in it: the one said to be there, or the only one of as many tokens.
 
-    Of one that was restored and not used since the server says no number. It is not where something ran since: as many
-    tokens there are a coincidence.
+    Of one that was restored and not used since the server says no number. It is nowhere where something ran since a
+    restore: as many tokens there are a coincidence.
     """
     holds = {use["slot"]: use["tokens"] for use in slots}
     gone_on = {use["slot"] for use in slots if use.get("gone_on")}
-    talks = [c for c in talks if not (c.restored and c.slot in gone_on)]
-    there = (c for c in reversed(talks) if c.slot in holds)
+    there = (c for c in reversed(talks) if c.slot in holds and not (c.restored and c.slot in gone_on))
     found = {c.slot: c for c in there if holds[c.slot] == c.tokens or (c.restored and not holds[c.slot])}
     placed = {c.head for c in found.values()}
     for slot, tokens in holds.items():
         fitting = [c for c in talks if c.tokens == tokens and c.head not in placed]
+        fitting = [c for c in fitting if not (c.restored and slot in gone_on)]
         rivals = [s for s, n in holds.items() if n == tokens and s not in found]
         if tokens and slot not in found and len(fitting) == 1 and len(rivals) == 1:
             found[slot] = fitting[0]

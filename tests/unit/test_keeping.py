@@ -136,8 +136,9 @@ def test_an_older_state_of_a_conversation_that_another_gateway_knows_is_not_save
     assert [c.head for c in play.swap.conversations] == [B]
 
 
-def test_what_was_restored_is_not_where_something_ran_since_though_as_many_tokens_are_there() -> None:
-    restored = talk(A, 1500, 2, slot=1, snapshot="old.kv", restored=True)
+@pytest.mark.parametrize("slot", [1, None])
+def test_what_was_restored_is_not_where_something_ran_since_though_as_many_tokens_are_there(slot: int | None) -> None:
+    restored = talk(A, 1500, 2, slot=slot, snapshot="old.kv", restored=True)
     play = leaving([restored, talk(B, 0, 3)], [{"slot": 1, "tokens": 1500, "gone_on": True}])
     assert saves(play) == []
     assert {name: (line.slot, line.recall) for name, line in lines(play).items()} == {A: (-1, True), B: (-1, True)}
