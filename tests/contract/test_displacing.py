@@ -274,6 +274,11 @@ async def test_what_was_made_ready_and_gone_on_with_since_is_told_anew(backend: 
     with pytest.raises(WouldPushOut) as told:
         await backend.restore(ALPHA, saved.snapshot, -1, room)
     assert told.value.use.slot == 0
+    await talk.say("alpha", "Other  " + LONG + " And on.", slot=0)  # now that is the one used last
+    with pytest.raises(WouldPushOut) as told:
+        await backend.restore(ALPHA, saved.snapshot, -1, room)
+    assert told.value.use.slot == 1
+    assert told.value.use.tokens > older
 
 
 async def test_of_what_lies_as_it_came_from_disk_nobody_is_told_and_it_is_kept_the_way_it_was(

@@ -131,6 +131,24 @@ def test_killed_while_one_comes_back_from_disk_for_its_call_each_is_warm_or_stat
     assert talks.accounted() == 3
 
 
+@pytest.mark.parametrize("bodies", ["disk"], indirect=True)
+@pytest.mark.parametrize("point", ["before recall", "after recall"])
+def test_killed_while_one_is_rewound_to_make_room_for_another_all_are_warm(hybrid: Held, point: str) -> None:
+    talks = Talks(hybrid, "lfm", 3)
+    with Client(hybrid) as client:
+        client.release(granted(client.lease(point))).result(BACK_S)
+    back(hybrid, "llama/lfm")
+    for nth in (2, 1):
+        talks.go_on(nth)
+    hybrid.hold_at(point)
+    call = Thread(target=broken_off, args=(lambda: talks.go_on(0),))
+    call.start()
+    killed_at(hybrid, point)
+    call.join()
+    back(hybrid, "llama/lfm")
+    assert talks.accounted() == 3
+
+
 @pytest.mark.parametrize("point", ["before replay", "after replay"])
 def test_killed_while_a_conversation_is_replayed_each_is_warm_or_stated_cold(
     window: Held, bodies: str, point: str

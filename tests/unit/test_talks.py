@@ -12,6 +12,7 @@ import pytest
 from swapper.core.keeping import RECALL
 from swapper.core.steps import PLACED
 from swapper.core.types import Command, Report
+from swapper.gateway.bring import BRING_S
 from swapper.snapshots.conversation import Place
 from tests.unit.gateway_doubles import ALPHA, Served, Stream, answer, event, serve
 
@@ -366,10 +367,10 @@ async def test_a_call_of_a_conversation_that_makes_room_waits_until_it_has_left_
         await gateway.link.beaten(lambda demand: any(record.running for record in demand))
         kept = [{"snapshot": "a.kv", "id": name, "links": [name], "tokens": 1_996}]
         await say(gateway, PLACED, 2, snapshot="b.kv", ok=True, slot=0, tokens=900, kept=kept)
-        assert (await wanted(gateway)).data["snapshot"] == "a.kv"
+        assert (await asyncio.wait_for(wanted(gateway), BRING_S / 2)).data["snapshot"] == "a.kv"
         assert len(gateway.upstream.seen) == sent
         await say(gateway, PLACED, 3, snapshot="a.kv", ok=True, slot=0, tokens=1_996)
-        assert (await call).status == 200
+        assert (await asyncio.wait_for(call, BRING_S / 2)).status == 200
 
 
 @pytest.mark.parametrize("said", [{"ok": False, "again": True}, {"ok": False, "detail": "why", "stays": True}])
@@ -383,4 +384,4 @@ async def test_where_nothing_has_to_make_room_after_all_it_is_sent(said: Mapping
         call = asyncio.create_task(gateway.call(body(TURN_2)))
         await gateway.link.beaten(lambda demand: any(record.running for record in demand))
         await say(gateway, PLACED, 2, snapshot="b.kv", **said)
-        assert (await call).status == 200
+        assert (await asyncio.wait_for(call, BRING_S / 2)).status == 200
