@@ -145,7 +145,7 @@ class MetricsRoutes:
             for kind, value in _sizes(reading):
                 vram.add_metric([card, kind], value * _MIB)
             if world is not None and "held" in reading and reading.get("pool") not in (None, "declared"):
-                foreign = foreign_mib(reading, self._ctx.spec.tenants, world, world.cards.get(card, Card(card)))
+                foreign = foreign_mib(reading, world, world.cards.get(card, Card(card)))
                 vram.add_metric([card, "foreign"], foreign * _MIB)
         states = GaugeMetricFamily("swapper_tenant_state", "1 for the state it is in.", labels=["tenant", "state"])
         for tenant, now in sorted(self._ctx.live.states().items()):
