@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from swapper.errors import BackendError, BackendRefused
+from swapper.errors import BackendDown, BackendError, BackendGone, BackendRefused
 from workers.backend import Owners, Quiesced, Restored, Room, SaveArgs, Saved, SaveUnsupported
 from workers.client import READ_S, ServerClient
 from workers.control import Control, Watched
@@ -141,12 +141,20 @@ class Kind:
         return self._ours and self._control.alive() is True and self._silence.lasts(ROUTER_HUNG_S)
 
     async def _drained(self, tenant: str, limit_ms: int | None, count: Callable[[], Awaitable[int | None]]) -> Quiesced:
-        """Wait until `count` is 0 (None: nobody can know). After `limit_ms` a BackendError says what still runs."""
+        """Wait until `count` is 0 (None: nobody can know). After `limit_ms` a BackendError says what still runs.
+
+        No answer proves nothing: who computes may be silent. `gone`: nobody listens any more.
+        """
         last: int | None = None
         try:
             async with asyncio.timeout(None if limit_ms is None else limit_ms / 1000):
                 async for _ in self.looks():
-                    last = await count()
+                    try:
+                        last = await count()
+                    except BackendGone:
+                        return Quiesced(gone=True)
+                    except BackendDown:
+                        continue
                     if not last:
                         return Quiesced()
         except TimeoutError:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from swapper.errors import BackendDown, BackendRefused
+from swapper.errors import BackendRefused
 from workers.backend import TenantState
 from workers.client import ServerClient, decoded
 from workers.control import Control
@@ -90,7 +90,7 @@ class LlamaSwap(Several):
                     for line in lines:
                         if (count := _calls(line, name)) is not None:
                             return count
-        except (BackendRefused, BackendDown):
+        except BackendRefused:
             pass  # an older one: nobody can know
         return None
 

@@ -245,9 +245,13 @@ class OpenAiServer(Kind):
         return Loaded(backend_ms=(loop.time() - began) * 1000)
 
     async def _listening(self) -> None:
-        """Wait until it lists its models, for as long as its log grows, and see that ours are among them."""
+        """Wait until it lists its models, for as long as its log grows, and see that ours are among them.
+
+        One that is not ours may say for as long that it loads, and be silent for `start_s`.
+        """
         loop = asyncio.get_running_loop()
         said, quiet_since = self._log(), loop.time()
+        limit_s = self._limits.load_s if self._ours else self._limits.start_s
         async for _ in self.looks():
             await self._look_at_control()
             if self._ours and self._control.alive() is False:
@@ -257,6 +261,7 @@ class OpenAiServer(Kind):
             except BackendRefused as refused:
                 if refused.status != _LOADING:
                     raise
+                quiet_since = quiet_since if self._ours else loop.time()
             except BackendDown as down:
                 if not self._ours and isinstance(down, BackendGone):
                     raise
@@ -264,8 +269,8 @@ class OpenAiServer(Kind):
                 return self._serves(listed)
             if (now := self._log()) != said:
                 said, quiet_since = now, loop.time()
-            if loop.time() - quiet_since >= self._limits.load_s:
-                raise BackendDown(f"{self._who} makes no progress in loading for {self._limits.load_s:.0f} s")
+            if loop.time() - quiet_since >= limit_s:
+                raise BackendDown(f"{self._who} makes no progress in loading for {limit_s:.0f} s")
         raise AssertionError("unreachable: the looks do not end")
 
     def _serves(self, listed: list[str] | None) -> None:

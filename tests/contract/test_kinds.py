@@ -218,6 +218,22 @@ async def test_what_a_server_counts_itself_is_waited_for_and_named(case: Case, t
         assert (await quiet).slots == ()
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if case.counts], ids=str)
+async def test_silence_is_no_end_of_calls(case: Case, tmp_path: Path) -> None:
+    async with stand(case, tmp_path) as one:
+        await one.backend.load(one.tenant)
+        one.fake.begin("m")
+        async with one.impatient() as backend:
+            quiet = asyncio.create_task(backend.quiesce(one.tenant))
+            await one.goes_on(quiet, 4)
+            one.fake.hangs = True
+            await one.goes_on(quiet, 2)
+            one.fake.hangs = False
+            await one.goes_on(quiet, 2)
+            one.fake.end("m")
+            await quiet
+
+
 @every
 async def test_what_is_not_loaded_is_quiet_and_gone(case: Case, tmp_path: Path) -> None:
     async with stand(case, tmp_path) as one:

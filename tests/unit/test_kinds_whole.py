@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from swapper.errors import BackendError, BackendRefused
+from swapper.errors import BackendDown, BackendError, BackendRefused
 from tests.support import fake_kinds
 from tests.support.fake_control import FakeControl
 from tests.support.fake_kind import FakeKind, OpenAi, Starter
@@ -110,6 +111,18 @@ async def test_a_server_that_loads_holds_its_vram() -> None:
     async with running(fake, backend):
         fake.status = 503
         assert await backend.observe() == {"s": TenantState.LOADING}
+
+
+async def test_a_server_of_somebody_else_that_says_nothing_is_not_waited_for_as_long_as_a_load_may_take() -> None:
+    fake = fake_kinds.Vllm("m")
+    http = ServerClient(fake.url, "vLLM", read_s=0.1)
+    limits = replace(LIMITS, load_s=1_000_000, start_s=0.3)
+    control = AttachControl("s")
+    backend = OpenAiServer(http, tenant="s", models=["m"], control=control, ours=False, limits=limits)
+    async with running(fake, backend):
+        fake.hangs = True
+        with pytest.raises(BackendDown, match="no progress"):
+            await backend.load("s")
 
 
 async def test_one_that_ended_while_it_loaded_is_told_with_the_last_words_of_its_log() -> None:
