@@ -232,7 +232,13 @@ def card_json(
         "return_to": None if card.return_to is None else list(card.return_to),
         "lease": None if card.whole is None else card.whole.lease,
         "holds": [
-            {"lease": hold.lease, "label": hold.label, "vram_mib": hold.vram_mib, "granted": hold.granted}
+            {
+                "lease": hold.lease,
+                "label": hold.label,
+                "vram_mib": hold.vram_mib,
+                "granted": hold.granted,
+                "tenant": hold.tenant,
+            }
             for hold in card.holds
         ],
         "swap": None if card.swap is None else swap_json(card.swap),

@@ -192,4 +192,7 @@ def lease_line(lease: Mapping[str, Any]) -> str:
     """One lease in one line."""
     size = "whole card" if lease["vram_mib"] is None else mib(lease["vram_mib"])
     label = f" {lease['label']!r}" if lease["label"] else ""
+    holder = lease["holder"]
+    if holder and not holder.startswith("process:"):
+        label += f" for {holder}"
     return f"{lease['id']} {lease['state']} on {lease['card'] or 'any card'} ({size}, {lease['owner']}){label}"

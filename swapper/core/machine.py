@@ -220,7 +220,7 @@ def _ended_holds(world: World, spec: Spec, card: Card) -> Commit | None:
 def _leave(draft: Draft, hold: Hold, free_ms: int) -> None:
     """A holder goes; a swap that was preparing for it turns back while that costs nothing."""
     draft.card = replace(draft.card, holds=tuple(h for h in draft.card.holds if h != hold))
-    if hold.granted:
+    if hold.granted and hold.tenant is None:  # a tenant's is released, which is seen
         departed = Departed(hold.lease, hold.label, hold.pid, free_ms, hold.started)
         draft.card = replace(draft.card, departed=(*draft.card.departed, departed))
     elif draft.running and draft.swap.grants and draft.swap.lease == hold.lease:

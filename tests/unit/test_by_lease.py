@@ -1,4 +1,4 @@
-"""A tenant that is on the card only inside a lease of its own (ComfyUI behind its gate): it comes and goes with that."""
+"""A tenant that is on the card only inside a lease of its own (ComfyUI behind its gate): it comes and goes with it."""
 
 from __future__ import annotations
 
@@ -199,3 +199,14 @@ def test_one_that_left_and_keeps_its_vram_is_not_owed_to_the_card() -> None:
     found.answer(found.pending("vacate"), ok=False, free_mib=0, holders=["pid 7 (python)"])
     assert found.card.fault is not None
     assert found.card.return_to is None
+
+
+def test_after_a_lease_that_expired_its_own_release_is_the_proof_and_no_grace_is_waited_for() -> None:
+    found = rendering(MED)
+    found.pass_time(found.lease("r").request.ttl_ms)
+    found.decide()
+    assert found.lease("r").state is LeaseState.EXPIRED
+    assert found.card.departed == ()
+    assert (found.swap.from_, found.swap.to) == ((RENDER,), (MED,))
+    found.run()
+    assert found.card.residents == (MED,)

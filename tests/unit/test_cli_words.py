@@ -15,7 +15,7 @@ from swapper.cli import COMMANDS, cli
 from swapper.cli.common import SEARCHED, Duration
 from swapper.config.load import SEARCH
 from swapper.core.commit import Commit, Committed
-from swapper.core.types import Demand, LeaseState, WorkClass
+from swapper.core.types import Demand, LeaseRequest, LeaseState, WorkClass
 from tests.support.api import Served, key, served
 from tests.unit.test_api_status import SWAP
 from tests.unit.test_cli import CONFIG, swapper
@@ -135,3 +135,10 @@ async def test_the_event_of_a_lease_that_ended_says_why_it_ended_and_not_how_it_
     await api.change(await granting, LeaseState.EXPIRED, reason="no heartbeat for 30 s")
     last = (await swapper("events", "--url", api.url)).stdout.splitlines()[-1]
     assert last.endswith("expired  no heartbeat for 30 s")
+
+
+async def test_the_status_names_the_tenant_whose_lease_it_is(api: Served) -> None:
+    request = LeaseRequest("local", card="gpu0", label="comfyui: 2 prompts", holder="comfyui")
+    await api.store.enqueue(request, lease_id="ls_RENDER", max_queue=10)
+    shown = (await swapper("status", "--url", api.url)).stdout
+    assert "ls_RENDER queued on gpu0 (whole card, local) 'comfyui: 2 prompts' for comfyui" in shown
