@@ -173,7 +173,8 @@ async def test_when_the_time_for_calls_is_up_they_are_cut() -> None:
     async with running(fake, backend):
         await backend.load("s/m")
         fake.begin("m")
-        await backend.release("s/m", limit_ms=100)
+        async with asyncio.timeout(20):
+            await backend.release("s/m", limit_ms=100)
         assert fake.cut == 1
         assert not fake.holding
 
