@@ -197,6 +197,32 @@ async def test_prompts_are_taken_out_when_the_lease_is_revoked_and_come_back_as_
         assert not kept.exists()
 
 
+async def test_what_was_posted_past_the_gate_is_taken_out_as_well_for_the_same_outputs(
+    comfy: ComfyProcess, tmp_path: Path
+) -> None:
+    comfy.tell(hold=True)
+    async with gated(comfy, tmp_path) as rig:
+        first = rig.post(prompt())
+        lease = await rig.grant()
+        await first
+        await rig.comfy_has(lambda state: state["running"])
+        body = prompt(partial_execution_targets=["3"], client_id="me", extra_data={"a": 1})
+        body["prompt"]["4"] = {"class_type": "SaveImage", "inputs": {"images": ["1", 0]}}
+        past = await asyncio.to_thread(comfy.post, "/prompt", body)
+        await rig.change(lease, LeaseState.REVOKED, reason="max_hold")
+        await rig.comfy_has(lambda state: not state["pending"])
+        await rig.grant()
+        comfy.tell(hold=False)
+        await rig.comfy_has(lambda state: past["prompt_id"] in state["done"])
+        again = comfy.state()["posted"][-1]
+        assert again == {
+            **body,
+            "prompt_id": past["prompt_id"],
+            "number": 1,
+            "extra_data": {"a": 1, "client_id": "me"},
+        }
+
+
 async def test_what_runs_is_interrupted_at_the_drain_limit_also_when_that_is_lost(
     comfy: ComfyProcess, tmp_path: Path
 ) -> None:
