@@ -15,12 +15,13 @@ from typing import cast
 
 import structlog
 
-from swapper.core import clock, machine, reuse, rollback, tend, turn
+from swapper.core import clock, machine, reuse, rollback, tend, turn, watchdog
 from swapper.core.apply import apply
 from swapper.core.commit import Alert, AlertKind, Commit, Committed
 from swapper.core.spec import Spec
 from swapper.core.turn import Seen, busy, card_of
 from swapper.core.types import Card, Command, Report, Swap, World
+from swapper.core.watchdog import Watch
 from swapper.errors import StoreDown
 from swapper.store.protocol import Inputs, Store
 
@@ -45,7 +46,7 @@ class Coordinator:
 
     def __init__(self, store: Store, spec: Spec, new_id: Callable[[str], str]) -> None:
         self._store = store
-        self._spec = spec
+        self._configured = self._spec = spec
         self._new_id = new_id
         self._after = "$"
         self._caught_up = False
@@ -56,7 +57,7 @@ class Coordinator:
         self._awaited: dict[str, tuple[int, tuple[Command, ...]]] = {}
         self.seen = Seen()
         self.on_learned: Callable[[Spec], None] = lambda _: None
-        """Told what the core goes by from now on, once a probe told how much a card has."""
+        """Told what the core goes by from now on, once a probe told how much a card has, or what a tenant takes."""
         self.listening = asyncio.Event()
         """Set once reports are heard: an agent that says hello before is heard with its next observation."""
 
@@ -164,7 +165,9 @@ class Coordinator:
                 await self._step(world, look, step_ms)
                 continue
             followed_ms = 0 if self._looked is None else look.stepped_ms - self._looked.stepped_ms
-            self.seen.idle_since.update({card: ms + followed_ms for card, ms in self.seen.idle_since.items()})
+            if followed_ms:
+                self.seen.idle_since.update({card: ms + followed_ms for card, ms in self.seen.idle_since.items()})
+                self.seen.watches.update({card: one.later(followed_ms) for card, one in self.seen.watches.items()})
             self._token = max(self._token, world.token)
             self._looked, self._world = look, world
         return self._world
@@ -222,22 +225,33 @@ class Coordinator:
             )
             await self._decide(lambda _: Commit(alerts=alerts))
         self.seen.states.update(cast("Mapping[str, str]", report.data.get("tenants", {})))
-        self._read(cast("Mapping[str, Mapping[str, object]]", report.data.get("cards", {})))
+        await self._read(cast("Mapping[str, Mapping[str, object]]", report.data.get("cards", {})))
         marks = cast("Mapping[str, tuple[int, int]]", report.data.get("marks", {}))
         self.seen.carried_out.update({card: (token, n) for card, (token, n) in marks.items()})
         mark = cast("int", report.data.get("mark", 0))
         if report.executor.removeprefix("agent:") not in self.seen.hosts or mark > (await self._look()).token:
             await self._meet(report.executor, mark)  # its hello may have come while nobody listened
 
-    def _read(self, cards: Mapping[str, Mapping[str, object]]) -> None:
+    async def _read(self, cards: Mapping[str, Mapping[str, object]]) -> None:
         """What probes read now; of a card that cannot be read stays how much it has, and which devices it is."""
         for card, reading in cards.items():
             known = self.seen.readings.get(card, {})
             still = {"env": known["env"]} if "unread" in reading and "env" in known else {}
             self.seen.readings[card] = {**reading, **still}
         read = {card: reading.get("total_mib") for card, reading in self.seen.readings.items()}
-        spec = self._spec.learned({card: total for card, total in read.items() if isinstance(total, int)})
-        if spec is not self._spec:
+        totals = {card: total for card, total in read.items() if isinstance(total, int)}
+        world = await self._look()
+        self._configured = self._configured.learned(totals)
+        self._learn(world)
+        for card in cards.keys() & self._spec.cards.keys():
+            before = self.seen.watches.get(card, Watch())
+            reading, states = self.seen.readings[card], self.seen.states
+            self.seen.watches[card] = watchdog.look(before, self._spec, card, reading, states, world.now_ms)
+
+    def _learn(self, world: World) -> None:
+        """Go by what probes read of the cards, and by what the store says was measured of tenants."""
+        spec = self._configured.needing(world.cards)
+        if spec != self._spec:
             self._spec = spec
             self.on_learned(spec)
 
@@ -282,6 +296,7 @@ class Coordinator:
             pass
 
     def _next(self, world: World, answers: Sequence[Report]) -> turn.Decision:
+        self._learn(world)
         for name in self._spec.cards:
             if busy(world, self._spec, name):
                 self.seen.idle_since[name] = world.now_ms

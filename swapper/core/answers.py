@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
-from swapper.core import comeback, keeping, periodic, plan, policy, saving, tend
+from swapper.core import comeback, keeping, periodic, plan, policy, saving, tend, watchdog
 from swapper.core.commit import AlertKind, LeaseChange
 from swapper.core.conversations import Conversation, ProofResult, Strategy
 from swapper.core.draft import Draft
@@ -178,6 +178,7 @@ def _released(draft: Draft, command: Command, report: Report) -> None:
 
 def _vacated(draft: Draft, command: Command, report: Report) -> None:
     if report.outcome == "ok":
+        draft.update(free_mib=_int(report.data, "free_mib"))
         seen = {d["lease"] for d in cast("Sequence[Mapping[str, object]]", command.args.get("departed", ()))}
         left = tuple(d for d in draft.card.departed if d.lease not in seen)
         draft.card = replace(draft.card, departed=left)
@@ -205,8 +206,10 @@ def _loaded(draft: Draft, command: Command, report: Report) -> None:
     tenant = command.tenant
     if report.outcome != "ok":
         reason = report.detail or "the load failed"
-        if report.data.get("out_of_memory") and _crowded(draft, tenant, reason):
-            return
+        if report.data.get("out_of_memory"):
+            _ran_out(draft, tenant)
+            if _crowded(draft, tenant, reason):
+                return
         _load_failed(draft, tenant, reason)
         return
     draft.card = replace(draft.card, failed={t: f for t, f in draft.card.failed.items() if t != tenant})
@@ -219,6 +222,16 @@ def _loaded(draft: Draft, command: Command, report: Report) -> None:
     draft.update(conversations=(*others, *back))
     comeback.loaded_anew(draft, tenant)
     periodic.put_off(draft, tenant)
+
+
+def _ran_out(draft: Draft, tenant: str) -> None:
+    """Where its need was measured, or guessed, it is more than what was free for it then."""
+    configured, seen = draft.spec.tenants.get(tenant), draft.swap.free_mib
+    if configured is None or seen is None:
+        return
+    beside = plan.needs(draft.spec, (t for t in draft.swap.to if t != tenant))
+    most = plan.capacity(draft.spec, draft.card.name)
+    draft.card = watchdog.ran_out(draft.card, configured, seen - beside, most)
 
 
 def _crowded(draft: Draft, tenant: str, reason: str) -> bool:

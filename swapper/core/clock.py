@@ -15,6 +15,7 @@ from swapper.core.answers import LONGEST_REST_MS
 from swapper.core.commit import Alert, AlertKind, Commit, LeaseChange
 from swapper.core.spec import Spec
 from swapper.core.types import ACTIVE, Card, Lease, LeaseState, Swap, World
+from swapper.core.watched import Overrun
 
 STEP_MS = 5_000
 """What the store's clock moves more or less than ours between two looks is a step; below it is drift and latency."""
@@ -107,7 +108,14 @@ def _card(card: Card, now_ms: int, step_ms: int, spec: Spec) -> Card:
         fault=fault and replace(fault, since_ms=began(fault.since_ms), retry_ms=ends(fault.retry_ms, LONGEST_REST_MS)),
         failed={t: replace(f, retry_ms=ends(f.retry_ms, LONGEST_REST_MS)) for t, f in card.failed.items()},
         save_after={t: ends(ms, every(t)) for t, ms in card.save_after.items()},
+        intruders=tuple(replace(one, since_ms=began(one.since_ms)) for one in card.intruders),
+        overruns={t: _overrun(one, began) for t, one in card.overruns.items()},
     )
+
+
+def _overrun(one: Overrun, began: Callable[[int], int]) -> Overrun:
+    acted_ms = None if one.acted_ms is None else began(one.acted_ms)
+    return replace(one, since_ms=began(one.since_ms), acted_ms=acted_ms)
 
 
 def _swap(swap: Swap, began: Callable[[int], int]) -> Swap:

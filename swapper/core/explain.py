@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from swapper.core import plan, policy
+from swapper.core.excess import word
 from swapper.core.spec import Spec
 from swapper.core.types import Card, Hold, Lease, LeaseState, Step, Swap, World
 
@@ -55,6 +56,9 @@ def _doing(world: World, spec: Spec, card: Card, swap: Swap) -> str:
     leaving = _leaving(card, world.now_ms, spec.policy.grace_ms)
     if swap.stage is Step.VACATE and leaving:
         return f"{_DOING[swap.stage]}: {leaving}"
+    if swap.stage is Step.VACATE and card.intruders:
+        who = " and ".join(f"{word(one)}, which holds {one.mib:,} MiB" for one in card.intruders)
+        return f"{_DOING[swap.stage]} on {swap.card}, beside {who} and is foreign"
     whose = ", ".join(dict.fromkeys(c.tenant for c in swap.pending if c.tenant)) or swap.card
     turned = " (turned back)" if swap.back else ""
     return f"{_DOING[swap.stage]} on {whose}{turned}"

@@ -10,8 +10,11 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from swapper.core import plan
-from swapper.core.spec import Spec
+from swapper.core.spec import Spec, TenantSpec
 from swapper.core.types import Card, Demand, Hold, Lease, LeaseState, World
+
+WATCHDOG = "watchdog"
+"""The cause of a swap that nobody asked for: a tenant that takes more than its need is restarted, or sent away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,20 @@ def choose(world: World, spec: Spec, card: Card, *, idle_since_ms: int) -> Choic
     held = {h.tenant for h in card.holds}
     spent = tuple(t for t in card.residents if plan.by_lease(spec, t) and t not in held)
     without = replace(card, residents=tuple(t for t in card.residents if t not in spent))
-    return _leave_too(card, spent, _wish(world, spec, without, idle_since_ms))
+    return _leave_too(card, spent, _wish(world, spec, without, idle_since_ms) or _put_right(world, spec, without))
+
+
+def _put_right(world: World, spec: Spec, card: Card) -> Choice | None:
+    """What the configuration wants done about a resident over its need; nothing to one that is there for a lease."""
+    for tenant in card.residents:
+        one, configured = card.overruns.get(tenant), spec.tenants.get(tenant)
+        if one is None or not one.raised or one.rests(world.now_ms):
+            continue
+        if configured is None or configured.on_over == "alert" or not _may_leave(configured):
+            continue
+        if not any(hold.tenant == tenant for hold in card.holds):
+            return Choice(WATCHDOG, leaving=(tenant,), arriving=(tenant,) if configured.on_over == "restart" else ())
+    return None
 
 
 def _is_missing(world: World, card: Card, hold: Hold) -> bool:
@@ -179,8 +195,11 @@ def _crowded(card: Card, tenant: str) -> bool:
 def evictable(world: World, spec: Spec, card: Card) -> list[str]:
     """Residents that may be sent away for others, the one that costs least first: idle and non-default ones."""
     found = ((t, spec.tenants.get(t)) for t in card.residents)
-    may = [t for t, one in found if one is None or not (one.evict_never or one.pinned or one.by_lease)]
-    return sorted(may, key=lambda t: _value(world, spec, t))
+    return sorted((t for t, one in found if one is None or _may_leave(one)), key=lambda t: _value(world, spec, t))
+
+
+def _may_leave(tenant: TenantSpec) -> bool:
+    return not (tenant.evict_never or tenant.pinned or tenant.by_lease)
 
 
 def _make_room(
@@ -224,8 +243,9 @@ def _come_back(world: World, spec: Spec, card: Card, idle_since_ms: int, *, busy
 
     Who is owed and cannot come (its load fails, a default is in its place) does not keep the defaults away.
     """
-    owed = [t for t in card.return_to or () if _loadable(world, spec, card, t)]
-    defaults = [t.id for t in spec.tenants.values() if t.default and t.card == card.name]
+    away = {t for t, one in card.overruns.items() if one.away}
+    owed = [t for t in card.return_to or () if t not in away and _loadable(world, spec, card, t)]
+    defaults = [t.id for t in spec.tenants.values() if t.default and t.card == card.name and t.id not in away]
     idle = not busy and world.now_ms - idle_since_ms >= spec.policy.idle_restore_ms
     idle = idle and not _running(world.demand, card)
     keep = {*(card.return_to or ()), *defaults}

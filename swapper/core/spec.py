@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from swapper.core.types import WorkClass
+from swapper.core.types import Card, WorkClass
+from swapper.core.watched import NeedFrom
 
 
 @dataclass(frozen=True, slots=True)
 class CardSpec:
     """A card as configured. `total_mib` 0: not known yet, and until it is nothing is started on the card.
 
-    `measured`: the configuration does not say how much it has, its probe does (`Spec.learned`).
+    `measured`: the configuration does not say how much it has, its probe does (`Spec.learned`). `foreign_mib`: a
+    process that is nobody's and holds more than that is told of.
     """
 
     name: str
@@ -23,6 +25,7 @@ class CardSpec:
     reserve_mib: int = 0
     host: str = "main"
     measured: bool = False
+    foreign_mib: int = 256
 
     @property
     def whole_mib(self) -> int:
@@ -36,7 +39,8 @@ class TenantSpec:
 
     `takes_all`: its need is all its card can give. `by_lease`: it is on the card only inside a lease of its own, whose
     holder it is. `sweep`: conversations that lie in no slot are saved as well. `every_ms`: so often idle slots are
-    saved while it serves.
+    saved while it serves. `need_from`: where `need_mib` comes from. `on_over`: what is done about it once it takes more
+    than a declared need: alert, restart or evict.
     """
 
     id: str
@@ -55,6 +59,8 @@ class TenantSpec:
     every_ms: int | None = None
     serves_models: bool = True
     takes_all: bool = False
+    need_from: NeedFrom = NeedFrom.DECLARED
+    on_over: str = "alert"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +96,58 @@ class Spec:
         }
         if not new:
             return self
-        grown = {
-            t.id: replace(t, need_mib=new[t.card].whole_mib)
+        grown = replace(self, cards={**self.cards, **new})
+        fitted = {t.id: grown._fitted(t) for t in self.tenants.values() if t.card in new}
+        return replace(grown, tenants={**self.tenants, **fitted})
+
+    def _fitted(self, tenant: TenantSpec) -> TenantSpec:
+        """To what its card was read to have."""
+        match tenant.need_from:
+            case NeedFrom.UNKNOWN:
+                return replace(tenant, need_mib=self._most(tenant))
+            case NeedFrom.DECLARED if tenant.takes_all:
+                return replace(tenant, need_mib=self.cards[tenant.card].whole_mib)
+            case NeedFrom.ESTIMATED:
+                return replace(tenant, need_mib=min(tenant.need_mib, self._most(tenant)))
+            case _:
+                return tenant
+
+    def _most(self, tenant: TenantSpec) -> int:
+        """All that its card can give to it, beside those that never leave."""
+        beside = (t for t in self.tenants.values() if t.card == tenant.card and t.evict_never and t.id != tenant.id)
+        return max(0, self.cards[tenant.card].whole_mib - sum(t.need_mib for t in beside))
+
+    def estimated(self, needs: Mapping[str, int]) -> Spec:
+        """With what tenants are thought to take, tenant id -> MiB, where neither file nor measurement says it."""
+        found = {
+            t.id: self._needing(t, needs[t.id], NeedFrom.ESTIMATED)
             for t in self.tenants.values()
-            if t.takes_all and t.card in new
+            if t.need_from is NeedFrom.UNKNOWN and t.id in needs
         }
-        return replace(self, cards={**self.cards, **new}, tenants={**self.tenants, **grown})
+        return replace(self, tenants={**self.tenants, **found}) if found else self
+
+    def needing(self, cards: Mapping[str, Card]) -> Spec:
+        """With what was measured of tenants whose need nobody declared, as the cards' records have it.
+
+        Itself where nothing is new.
+        """
+        found: dict[str, TenantSpec] = {}
+        for t in self.tenants.values():
+            measured = None if t.need_from is NeedFrom.DECLARED else measured_need(cards.get(t.card), t.id)
+            if measured is not None and (now := self._needing(t, measured, NeedFrom.MEASURED)) != t:
+                found[t.id] = now
+        return replace(self, tenants={**self.tenants, **found}) if found else self
+
+    def _needing(self, tenant: TenantSpec, mib: int, whence: NeedFrom) -> TenantSpec:
+        """No more than all its card can give: else it could never come back, whatever would leave for it."""
+        most = self._most(tenant) if self.cards[tenant.card].total_mib else mib
+        return replace(tenant, need_mib=min(mib, most), takes_all=False, need_from=whence)
+
+
+def measured_need(card: Card | None, tenant: str) -> int | None:
+    """MiB that a tenant was seen to take; None where nothing was measured of its model, build and preset."""
+    need = None if card is None else card.needs.get(tenant)
+    if card is None or need is None:
+        return None
+    keeping = card.keeping.get(tenant)
+    return need.mib if need.fingerprint == ("" if keeping is None else keeping.fingerprint) else None

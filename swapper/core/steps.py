@@ -241,7 +241,8 @@ def _begin_open(draft: Draft) -> None:
     swap = draft.swap
     arriving = plan.arriving(swap)
     coming = tuple(t for t in arriving if t not in draft.card.residents)
-    draft.card = replace(draft.card, residents=(*draft.card.residents, *coming))
+    back = {t: replace(one, away=one.away and t not in arriving) for t, one in draft.card.overruns.items()}
+    draft.card = replace(draft.card, residents=(*draft.card.residents, *coming), overruns=back)
     for tenant in arriving:
         epoch = draft.gate(tenant, open_=True)
         draft.record(Step.OPEN, tenant)

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from swapper.core import intruder, machine, periodic, policy
+from swapper.core import intruder, machine, periodic, policy, watchdog
 from swapper.core.apply import apply
 from swapper.core.commit import Commit
 from swapper.core.spec import Spec
 from swapper.core.types import Card, Report, World
+from swapper.core.watchdog import Watch
 
 AT_ONCE = 100
 """So many decisions on one card are joined at most: what is still due then is due in the next turn."""
@@ -26,7 +27,7 @@ class Seen:
 
     `hosts`: those whose agent said hello. `states`: tenant id -> TenantState. `readings`: card -> the probe's reading.
     `carried_out`: card -> the (token, n) up to which its agent had carried out everything when it looked.
-    `idle_since`: card -> since when no call runs or waits, ms.
+    `idle_since`: card -> since when no call runs or waits, ms. `watches`: card -> what its readings showed so far.
     """
 
     hosts: set[str] = field(default_factory=set[str])
@@ -34,6 +35,7 @@ class Seen:
     readings: dict[str, Mapping[str, object]] = field(default_factory=dict[str, Mapping[str, object]])
     carried_out: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     idle_since: dict[str, int] = field(default_factory=dict[str, int])
+    watches: dict[str, Watch] = field(default_factory=dict[str, Watch])
 
     def free_mib(self, card: str) -> int | None:
         """What the probe says is free; None where it has not said."""
@@ -110,11 +112,11 @@ class _Fold:
         card = card_of(self.world, name)
         silent = [tenant for tenant, state in self._seen.states.items() if state == "unreachable"]
         due = machine.on_time(self.world, self._spec, card, silent)
-        if due is not None or not self._fresh(card):
-            return due
-        tenants = _tenants_of(self._spec, name)
-        states = {t: s for t, s in self._seen.states.items() if t in tenants}
-        return machine.on_observed(self.world, self._spec, card, states, self._seen.free_mib(name))
+        if due is None and self._fresh(card):
+            tenants = _tenants_of(self._spec, name)
+            states = {t: s for t, s in self._seen.states.items() if t in tenants}
+            due = machine.on_observed(self.world, self._spec, card, states, self._seen.free_mib(name))
+        return due or watchdog.due(self.world, self._spec, card, self._seen.watches.get(name, Watch()))
 
     def start(self, name: str) -> Commit | None:
         """The swap the policy chooses for a card, once the agent beside it is known to be there."""

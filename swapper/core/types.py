@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from swapper.core.conversations import Conversation, Keeping
+from swapper.core.watched import Intruder, Need, Overrun
 
 
 class LeaseState(StrEnum):
@@ -207,7 +208,7 @@ class Swap:
     because the drain limit was reached. `retried`: commands (verb, tenant, snapshot) tried a second time. `told`: the
     gateways told to close; `idle`: those (executor, tenant) that had no call in flight then; `asked`: the gateways
     are drained and the servers were asked what they hold. `grants`: the end of this swap is the grant of `lease`, with
-    the swap's own token; else `lease` only links the two swaps of a handover.
+    the swap's own token; else `lease` only links the two swaps of a handover. `free_mib`: what its proof saw free.
     """
 
     id: str
@@ -236,6 +237,7 @@ class Swap:
     outcome: str | None = None
     reason: str | None = None
     ended_ms: int | None = None
+    free_mib: int | None = None
 
     @property
     def moves(self) -> bool:
@@ -312,7 +314,8 @@ class Card:
     newest (token, n) at an agent that changes what is seen: what was seen before it was carried out is old. `saved`:
     conversations of tenants that left, until these are loaded again. `keeping`: how each tenant's are kept.
     `save_after`: the moment before which a tenant's idle slots are not saved by the clock. `displaced`: conversations
-    of residents that had to make room for others since the load, and are on disk.
+    of residents that had to make room for others since the load, and are on disk. `intruders`: who is foreign on it and
+    was told of. `overruns`: tenants over their need, or that something was done about. `needs`: what was measured.
     """
 
     name: str
@@ -330,6 +333,9 @@ class Card:
     keeping: Mapping[str, Keeping] = field(default_factory=dict[str, Keeping])
     save_after: Mapping[str, int] = field(default_factory=dict[str, int])
     displaced: tuple[Conversation, ...] = ()
+    intruders: tuple[Intruder, ...] = ()
+    overruns: Mapping[str, Overrun] = field(default_factory=dict[str, Overrun])
+    needs: Mapping[str, Need] = field(default_factory=dict[str, Need])
 
     @property
     def whole(self) -> Hold | None:
