@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,6 +126,14 @@ class OnOff:
         await self._fence()
         await asyncio.to_thread(self._away.forget)
         await self._control.ensure()
+        try:
+            await self._up()
+        except BackendError:
+            await self._take_back()
+            raise
+        return Loaded(backend_ms=(loop.time() - began) * 1000)
+
+    async def _up(self) -> None:
         last = Seen(Phase.STARTING)
         try:
             async with asyncio.timeout(self._times.ready_s):
@@ -137,7 +146,14 @@ class OnOff:
         except TimeoutError:
             said = f": {last.why}" if last.why else ""
             raise BackendDown(f"{self._tenant} is not up after {self._times.ready_s:g} s{said}") from None
-        return Loaded(backend_ms=(loop.time() - began) * 1000)
+
+    async def _take_back(self) -> None:
+        """What did not come up does not stay: nobody would end it, and the next start would find it as it is."""
+        if self._keep_up or (await self._control.look()).phase in (Phase.GONE, Phase.MISSING):
+            return
+        with suppress(BackendError):
+            await self._fence()
+            await self._stop()
 
     async def _why_not(self, seen: Seen) -> str:
         if seen.phase is Phase.STUCK:

@@ -198,13 +198,13 @@ async def test_with_a_health_check_it_is_up_once_that_passes(mine: Dockerd, made
     assert await backend.observe() == {"tenant": TenantState.LOADED}
 
 
-async def test_a_load_of_one_that_is_unhealthy_says_what_its_check_said(mine: Dockerd, made: Made) -> None:
+async def test_a_load_of_one_that_is_unhealthy_says_what_its_check_said_and_stops_it(mine: Dockerd, made: Made) -> None:
     check = {"test": ["CMD-SHELL", "echo no card; false"], "interval": 50_000_000, "retries": 1}
     mine.create("it", healthcheck={**check, "timeout": 5_000_000_000})
     backend = OnOff("tenant", made(mine), grace_ms=5_000)
     with pytest.raises(BackendError, match="does not work: the health check of the container it fails: no card"):
         await backend.load("tenant")
-    assert await backend.observe() == {"tenant": TenantState.UNREACHABLE}, "it runs, and holds what it has"
+    assert await backend.observe() == {"tenant": TenantState.UNLOADED}
 
 
 async def in_it(engine: Dockerd, script: str) -> None:

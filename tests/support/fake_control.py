@@ -1,6 +1,7 @@
 """A control whose phase the test sets: what an engine, a manager or an API would show, without one.
 
-Invariant: it lies as they do: an order is taken at once and done when the test says so (`obeys` False: never).
+Invariant: it lies as they do: an order is taken at once and done when the test says so (`obeys` False: never;
+`comes_up_as`: how far a start comes).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ class FakeControl:
         self.seen = Seen(phase)
         self.orders: list[str] = []
         self.obeys = True
+        self.comes_up_as = Phase.UP
         self.note: str | None = None
         self.ended: ExitStatus | None = None
         self.log: list[str] | None = None
@@ -32,7 +34,7 @@ class FakeControl:
     async def ensure(self) -> None:
         self.orders.append("ensure")
         if self.obeys:
-            self.show(Seen(Phase.UP, run="1"))
+            self.show(Seen(self.comes_up_as, run="1"))
 
     async def stop(self, grace_ms: int = 10_000) -> None:
         self.orders.append(f"stop {grace_ms}")

@@ -119,6 +119,27 @@ async def test_a_load_that_does_not_come_up_says_why() -> None:
         await backend.load(NAME)
 
 
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.STUCK])
+async def test_what_did_not_come_up_does_not_stay_and_is_started_anew_the_next_time(phase: Phase) -> None:
+    control = FakeControl()
+    backend = backend_on(control)
+    control.comes_up_as = phase
+    with pytest.raises(BackendError, match=r"immich-ml (is not up|was started and does not work)"):
+        await backend.load(NAME)
+    assert await state(backend) is TenantState.UNLOADED
+    control.comes_up_as = Phase.UP
+    await backend.load(NAME)
+    assert control.orders == ["ensure", "stop 7000", "ensure"]
+
+
+async def test_what_did_not_come_up_and_is_never_evicted_is_left_as_it_is() -> None:
+    control = FakeControl()
+    control.comes_up_as = Phase.STUCK
+    with pytest.raises(BackendError, match="does not work"):
+        await backend_on(control, keep_up=True).load(NAME)
+    assert control.orders == ["ensure"]
+
+
 async def test_a_release_ends_when_it_is_seen_gone_and_not_with_the_answer() -> None:
     control = FakeControl(Phase.UP)
     control.obeys = False
