@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from swapper.config import comfyui, controls, kinds, recipes
+from swapper.config import comfyui, controls, kinds, needs, recipes
 from swapper.config.controls import CONTROLS, ON_OFF
 from swapper.config.schema import CardEntry, Document, SnapshotsEntry, TenantEntry
 from swapper.config.served import ONE_MODEL, served
@@ -32,7 +32,7 @@ _KEPT = {
     "max_call": "this version ends no call for its length alone",
 }
 
-_COMMON = frozenset({"kind", "control", "card", "evict", "grace", "hooks"})
+_COMMON = frozenset({"kind", "control", "card", "evict", "grace", "hooks", "on_over"})
 _EVERY = frozenset({"0.0.0.0", "::"})
 _LEAST_EVERY_MS = 10_000
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -172,7 +172,7 @@ def _tenants(document: Document, source: Source, environ: Mapping[str, str]) -> 
         if entry.url is not None and _is_own(document.listen, entry.url):
             said = f"is swapper's own address (listen: {document.listen}); write that of the {_WHO[entry.kind]}"
             yield (*loc, "url"), f"{said}, and give the two different ports"
-        yield from _models(document, name, entry)
+        yield from needs.check(document, name, entry)
 
 
 def _shared(document: Document) -> Iterator[Said]:
@@ -259,18 +259,6 @@ def _snapshots(entry: TenantEntry, loc: Loc) -> Iterator[Said]:
             yield (*loc, "required"), "cannot be true with strategy: off"
     elif entry.slot_dir is None and keep.strategy != "replay":
         yield loc[:-1], "needs slot_dir: the folder of --slot-save-path (or snapshots: {strategy: off})"
-
-
-def _models(document: Document, name: str, entry: TenantEntry) -> Iterator[Said]:
-    card = document.cards.get(entry.card)
-    room = (card.vram_mib or 0) - card.reserve_mib if card is not None else 0
-    for found in served(name, entry):
-        loc, one = found.loc, found.entry
-        if one.vram_mib is None:
-            yield loc, "needs vram: what it takes on the card when loaded, contexts included, like vram: 19.5GiB"
-        elif isinstance(one.vram_mib, int) and 0 < room < one.vram_mib:
-            said = f"{show_mib(one.vram_mib)} do not fit card {entry.card}, which has {show_mib(room)} to give"
-            yield (*loc, "vram"), said
 
 
 def _names(document: Document) -> Iterator[Said]:

@@ -24,6 +24,7 @@ from swapper.config.schema import (
 from swapper.config.served import LLAMA, Served, served
 from swapper.core.spec import CardSpec, PolicySpec, Spec, TenantSpec
 from swapper.core.types import WorkClass
+from swapper.core.watched import NeedFrom
 from swapper.jobs.recipes import Recipe
 
 
@@ -107,7 +108,14 @@ class Config:
     def spec(self) -> Spec:
         """What the core needs: cards, tenants (one a model) and the policy's numbers."""
         cards = {
-            name: CardSpec(name, card.vram_mib or 0, card.reserve_mib, card.host, measured=not card.vram_mib)
+            name: CardSpec(
+                name,
+                card.vram_mib or 0,
+                card.reserve_mib,
+                card.host,
+                measured=not card.vram_mib,
+                foreign_mib=card.foreign_mib,
+            )
             for name, card in self.cards.items()
         }
         tenants = {
@@ -125,6 +133,8 @@ class Config:
             host=card.host,
             need_mib=one.vram_mib if isinstance(one.vram_mib, int) else card.whole_mib,
             takes_all=not isinstance(one.vram_mib, int),
+            need_from=NeedFrom.UNKNOWN if one.vram_mib is None else NeedFrom.DECLARED,
+            on_over=one.on_over or entry.on_over,
             kind=entry.kind,
             evict_never=entry.evict == "never",
             default=one.default,

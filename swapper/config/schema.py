@@ -117,6 +117,7 @@ Class = Annotated[WorkClass, PlainValidator(_class)]
 Kind = Literal["llama-router", "llama-server", "comfyui", "ollama", "vllm", "sglang", "llama-swap", "openai", "none"]
 Control = Literal["attach", "command", "docker", "kubernetes", "systemd"]
 Probe = Literal["nvml", "amdgpu", "unified", "declared"]
+OnOver = Literal["alert", "restart", "evict"]
 
 
 class Section(BaseModel):
@@ -156,13 +157,17 @@ class NotifyEntry(Section):
 
 
 class CardEntry(Section):
-    """A GPU or a named set of GPUs (`index` or `uuid`: of one or several). Without `vram` its probe tells how much."""
+    """A GPU or a named set of GPUs (`index` or `uuid`: of one or several). Without `vram` its probe tells how much.
+
+    `foreign`: a process that is nobody's and holds more than that is told of.
+    """
 
     probe: Probe | None = None
     index: Annotated[tuple[str, ...], PlainValidator(_gpus)] | None = None
     uuid: Annotated[tuple[str, ...], PlainValidator(_gpus)] | None = None
     vram_mib: Mib | None = Field(default=None, alias="vram")
     reserve_mib: Mib = Field(default=0, alias="reserve")
+    foreign_mib: Mib = Field(default=256, alias="foreign")
     host: Text = "main"
 
     @property
@@ -207,7 +212,7 @@ class HooksEntry(Section):
 
 
 class ModelEntry(Section):
-    """One model of a server that serves several by name. `api_key_env`: where its key is not the server's."""
+    """One model of a server that serves several by name. `api_key_env`, `on_over`: where it is not the server's."""
 
     vram_mib: Vram | None = Field(default=None, alias="vram")
     aliases: tuple[Text, ...] = ()
@@ -215,13 +220,15 @@ class ModelEntry(Section):
     default: StrictBool = False
     concurrency: Annotated[StrictInt, Field(ge=1)] | None = None
     api_key_env: Text | None = None
+    on_over: OnOver | None = None
 
 
 class TenantEntry(Section):
     """Something that can live on a card: `kind` says how to talk to it, `control` how it is started and stopped.
 
     `sleep`: a vLLM or SGLang gives its VRAM back without ending; 1 keeps its weights in host memory, 2 reads them
-    from disk again. `keep_alive`: how long an Ollama keeps what swapper loaded, null: until it is released.
+    from disk again. `keep_alive`: how long an Ollama keeps what swapper loaded, null: until it is released. `on_over`:
+    what is done once it takes more than its `vram`, beside telling it.
     """
 
     kind: Kind
@@ -245,6 +252,7 @@ class TenantEntry(Section):
     linger_ms: OptionalMs = Field(default=None, alias="linger")
     grace_ms: Ms = Field(default=30_000, alias="grace")
     evict: Literal["auto", "never"] = "auto"
+    on_over: OnOver = "alert"
     sleep: Annotated[StrictInt, Field(ge=1, le=2)] | None = None
     keep_alive_ms: KeepAliveMs = Field(default=None, alias="keep_alive")
     hooks: HooksEntry = HooksEntry()
