@@ -61,7 +61,7 @@ def test_the_key_file_it_makes_is_read_by_nobody_else(tmp_path: Path) -> None:
 
 
 def test_the_plain_server_it_shows_is_accepted_and_loses_no_conversation() -> None:
-    [block] = [block for block in _blocks("yaml") if "kind: llama-server" in block]
+    [block] = [block for block in _blocks("yaml") if "kind: llama-server\n    control: command" in block]
     config = loads(block, folder=Path("/"), environ={"HOME": "/"})
     assert config.notices == ()
     assert [str(one) for one in advise(config, {})] == []
@@ -75,6 +75,15 @@ def test_the_servers_of_other_kinds_it_shows_are_accepted_without_a_notice() -> 
     assert config.notices == ()
     assert set(config.spec().tenants) == {"ollama/qwen3:8b", "ollama/nomic-embed-text", "big", "speech"}
     assert config.models()["small"] == "ollama/qwen3:8b"
+
+
+def test_the_containers_units_and_deployments_it_shows_are_accepted_without_a_notice() -> None:
+    [block] = [block for block in _blocks("yaml") if "control: kubernetes" in block]
+    config = loads(block, folder=Path("/"), environ={"HOME": "/"})
+    assert config.notices == ()
+    assert set(config.spec().tenants) == {"immich-ml", "triage", "whisper", "frigate", "chat"}
+    assert config.models() == {"chat": "chat"}
+    assert config.spec().tenants["frigate"].evict_never
 
 
 def test_a_router_started_as_it_shows_loses_no_conversation() -> None:

@@ -29,6 +29,8 @@ _LEAVE_S = 30.0
 _PAUSES_S = (0.2, 5.0)
 _NEEDS = (
     ("get", "deployments", ""),
+    ("list", "deployments", ""),
+    ("watch", "deployments", ""),
     ("patch", "deployments", ""),
     ("patch", "deployments", "scale"),
     ("get", "deployments", "scale"),
