@@ -12,7 +12,7 @@ import pytest
 from swapper.core.commit import Commit, Committed
 from swapper.core.conversations import Conversation
 from swapper.core.types import Card, Step, Swap
-from swapper.snapshots.conversation import Place
+from swapper.snapshots.conversation import Kept, Place
 from swapper.snapshots.manifest import Fingerprint, GgufIdentity, Manifest
 from tests.support.api import Served, key, served
 from tests.unit.index_doubles import answer
@@ -207,7 +207,7 @@ async def test_of_what_was_deleted_nobody_says_that_it_lies_on_disk(
     saved.save("a.kv", hours_ago=30)
     answer(api.ctx.index, "ab", tenant="llama/med")
     (talk,) = api.ctx.index.talks("llama/med")
-    api.ctx.index.stored("llama/med", talk.id, "a.kv")
+    api.ctx.index.stored("llama/med", Kept("a.kv", talk.id, talk.links, talk.tokens))
     async with http.request(method, f"/api/snapshots{path}") as done:
         assert done.status == 200
     (talk,) = api.ctx.index.conversations("llama/med")

@@ -156,7 +156,7 @@ def test_what_a_call_goes_on_with_is_looked_for_once_until_conversations_come_or
     monkeypatch.setattr(Index, "find", counted)
     known = Known(TENANT, chat("abcd"), None)
     assert known.match(index).relation is Relation.EXTENDS
-    index.stored(TENANT, chat("abc").id, "one.kv")
+    index.stored(TENANT, Kept("one.kv", chat("abc").id, (), 0))
     match = known.match(index)
     assert (match.conversation, len(looked)) == (index.conversation(TENANT, chat("abc").id), 1)
     index.answered(TENANT, chat("abcd"), None, 3_000, 1_000, 1, None, 1, match)

@@ -14,6 +14,7 @@ from swapper.cli import cli
 from swapper.core.commit import Commit, Committed
 from swapper.core.conversations import Keeping
 from swapper.core.types import Card
+from swapper.snapshots.conversation import Kept
 from swapper.snapshots.index import Index
 from tests.support.api import SPEC, Served, served
 from tests.unit.index_doubles import answer
@@ -72,9 +73,9 @@ async def test_conversations_are_counted_by_where_they_are(api: Served) -> None:
     for letters in ("ab", "cd", "ef"):
         answer(index, letters, tenant=MED)
     first, second, _ = index.talks(MED)
-    index.stored(MED, first.id, "a.kv")
+    index.stored(MED, Kept("a.kv", first.id, first.links, first.tokens))
     index.lost(MED, second.id, "it was gone")
-    index.stored(MED, second.id, "b.kv")
+    index.stored(MED, Kept("b.kv", second.id, second.links, second.tokens))
     index.lost(MED, second.id, "it was gone")
     assert (await med(api))["places"] == {"server": 1, "disk": 1, "cold": 1}
     assert "1 in the server, 1 on disk, 1 cold" in await told(api)
