@@ -32,6 +32,7 @@ from swapper.controls import control_of
 from swapper.coordinator import Coordinator
 from swapper.core.spec import Spec
 from swapper.errors import ConfigError, StoreDown, SwapperError
+from swapper.estimates import thought
 from swapper.foresee import before_start
 from swapper.gateway import http as gateway
 from swapper.gateway.admission import Admission
@@ -55,7 +56,7 @@ from swapper.store.redis import RedisStore
 from swapper.watches import background, or_failed, until_ended, warn, watch_folder
 from workers.agent import Agent
 from workers.backend import Backend, Owners, Probe
-from workers.control import Control, Watched, refreshed
+from workers.control import Control, Watched
 from workers.marks import Marks
 from workers.pagecache import PageCache, files_of
 
@@ -145,9 +146,9 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
         kept = Kept(folder.path) if config.redis is None else None
         store = await _store(config, folder, stack, failed, kept)
         probes = probes_of(config, config.spec(), host)
-        spec = config.spec().learned(totals(await look(probes)))
+        needs = await asyncio.to_thread(thought, config, os.environ)
+        spec = config.spec().estimated(needs).learned(totals(await look(probes)))
         controls = {name: control_of(name, entry, config) for name, entry in config.tenants.items()}
-        await asyncio.gather(*map(refreshed, controls.values()))
         backends = _backends(config, controls, probes, stack)
         agent = await _agent(config, host, store, spec, backends, probes, stack)
         await _notifier(config, agent.owner, store, stack, failed)

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from swapper.api.context import ApiContext
 from swapper.api.holders import foreign_mib
+from swapper.api.memory import used_mib
 from swapper.api.places import Places, places
 from swapper.core.types import Card, LeaseState, World
 from swapper.errors import BackendError, StoreDown
@@ -153,6 +154,18 @@ class MetricsRoutes:
                 states.add_metric([tenant, state], int(state == now))
         yield vram
         yield states
+        yield from self._tenants_memory()
+
+    def _tenants_memory(self) -> Iterator[Metric]:
+        """What each tenant needs, and what its processes have where that is measured."""
+        family = GaugeMetricFamily("swapper_tenant_vram_bytes", "The tenants' memory.", labels=["tenant", "kind"])
+        readings = self._ctx.live.readings()
+        for tenant in self._ctx.spec.tenants.values():
+            family.add_metric([tenant.id, "need"], tenant.need_mib * _MIB)
+            used = used_mib(tenant.id, readings.get(tenant.card, {}))
+            if used is not None:
+                family.add_metric([tenant.id, "used"], used * _MIB)
+        yield family
 
 
 def _sizes(reading: Mapping[str, object]) -> Iterator[tuple[str, int]]:

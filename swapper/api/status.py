@@ -15,6 +15,7 @@ from swapper.api import bodies
 from swapper.api.context import ApiContext
 from swapper.api.holders import holders_json
 from swapper.api.leases import view_lease
+from swapper.api.memory import intruder_json, need_json, troubles
 from swapper.api.places import Places, places
 from swapper.api.problem import Problem
 from swapper.api.views import (
@@ -101,7 +102,12 @@ class StatusRoutes:
             "demand": [self._demand_view(world, one) for one in world.demand if one.waiting or one.running],
             "tenants": [self._tenant_view(world, one, swaps, where[one.id]) for one in tenants],
             "gateways": list(world.gateways),
-            "problems": [*self._ctx.live.problems(), *self._faults(world), *self._failing(world)],
+            "problems": [
+                *self._ctx.live.problems(),
+                *self._faults(world),
+                *self._failing(world),
+                *troubles(self._ctx.spec, world),
+            ],
         }
         return web.json_response(body)
 
@@ -185,6 +191,7 @@ class StatusRoutes:
             capacity_mib=self._ctx.capacity_mib(name),
             total_mib=self._ctx.total_mib(spec),
             holders=holders_json(reading, self._ctx.spec.tenants, world, card),
+            foreign=[intruder_json(card, one) for one in card.intruders],
         )
 
     def _tenant_view(self, world: World, tenant: TenantSpec, swaps: tuple[Swap, ...], where: Places) -> Json:
@@ -198,7 +205,7 @@ class StatusRoutes:
             "state": self._ctx.live.states().get(tenant.id),
             "resident": tenant.id in card.residents,
             "open": gate is not None and gate.open,
-            "need_mib": tenant.need_mib,
+            **need_json(tenant, card, self._ctx.live.readings().get(tenant.card, {})),
             **keeping_json(card.keeping.get(tenant.id) if tenant.save else OFF),
             "default": tenant.default,
             "pinned": tenant.pinned,

@@ -222,8 +222,9 @@ def card_json(
     capacity_mib: int | None,
     total_mib: int | None,
     holders: Iterable[Json] = (),
+    foreign: Iterable[Json] = (),
 ) -> Json:
-    """A card with what its probe read, `holders` as `holder_json` gives them; VRAM is null until it was read."""
+    """A card with what its probe read; `foreign`: those of the `holders` that were told of. VRAM: null until read."""
     return {
         "name": card.name,
         "phase": card.phase,
@@ -254,6 +255,7 @@ def card_json(
             "free_mib": reading.get("free_mib"),
         },
         "holders": list(holders),
+        "foreign": list(foreign),
         "probe": {"pool": reading.get("pool"), "note": reading.get("note"), "unread": reading.get("unread")},
     }
 

@@ -28,6 +28,7 @@ from swapper.config.comfyui import KIND as COMFYUI
 from swapper.config.kinds import SERVED, WHO
 from swapper.config.served import ONE_MODEL, served
 from swapper.errors import ConfigError, StoreDown
+from swapper.estimates import estimates, told
 from swapper.foresee import losses
 from swapper.notify.post import look, send, trial_message
 from swapper.ourselves import Ourselves
@@ -64,15 +65,16 @@ def check(path: Path | None, notify: bool, as_json: bool) -> None:
     seen = asyncio.run(look_at(config, _ourselves(config)))
     found = asyncio.run(examine(config, os.environ))
     found += [Finding(one.error, one.text) for one in seen.findings]
+    lines = [*seen.lines, *(told(tenant, one) for tenant, one in estimates(config, os.environ).items())]
     found.sort(key=lambda one: not one.error)
     untold = asyncio.run(_try_recipients(config)) if notify else []
     found = [*untold, *found]
     errors = sum(one.error for one in found)
     if as_json:
         problems = [{"level": "error" if one.error else "warning", "text": one.text} for one in found]
-        print_json({"ok": errors == 0, "problems": problems, "cards": list(seen.lines)})
+        print_json({"ok": errors == 0, "problems": problems, "cards": lines})
     else:
-        for line in seen.lines:
+        for line in lines:
             click.echo(line)
         for one in found:
             click.echo(f"{'error' if one.error else 'warning'}: {one.text}")

@@ -77,12 +77,20 @@ def _tenant_cells(tenant: Json) -> tuple[str, ...]:
     return (
         f"  {tenant['id']}",
         tenant["state"] or "not observed",
-        mib(tenant["need_mib"]),
+        _need(tenant),
         "open" if tenant["open"] else "closed",
         tenant["strategy"] or "",
         _talks(tenant),
         ", ".join(marks),
     )
+
+
+def _need(tenant: Json) -> str:
+    """Where it comes from is said of what nobody wrote."""
+    source = tenant["need_from"]
+    if source == "unknown":
+        return "not known, all"
+    return mib(tenant["need_mib"]) + (f" {source}" if source != "declared" else "")
 
 
 _PLACES = {"server": "in the server", "disk": "on disk", "cold": "cold"}
