@@ -113,3 +113,16 @@ def test_what_somebody_stops_is_brought_back(server: Server, engine: Dockerd) ->
         engine.api.kill(name)
     at_rest(server, "chat", "ml", "frigate")
     assert all(engine.state(name)["Running"] for name in ("ml", "frigate"))
+
+
+def test_what_an_engine_brings_back_into_a_lease_is_stopped_again(server: Server, engine: Dockerd) -> None:
+    engine.api.update_container("ml", restart_policy={"Name": "always"})
+    at_rest(server, "chat", "ml", "frigate")
+    lease = server.lease("render", wait=30)
+    engine.kill()
+    engine.start()
+    said = "ml came back by itself though its card was given away: stopped again"
+    eventually(lambda: any(said in text for text in server.alerts()), said)
+    assert engine.state("ml")["Running"] is False
+    server.release(lease)
+    at_rest(server, "chat", "ml", "frigate")
