@@ -7,8 +7,8 @@ somebody else's is neither used nor ended.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import psutil
@@ -58,6 +58,7 @@ class Kind:
         self._ours = ours
         self._limits = limits or Limits()
         self._silence = Silence()
+        self._loads = 0
         self._moved = asyncio.Event()
         self._owned = Owners()
         self._listener: psutil.Process | None = None
@@ -137,8 +138,19 @@ class Kind:
         return self._ours and self._control.alive() is False
 
     def _hangs(self) -> bool:
-        """Whether a server that is ours was asked for long, lives, and answered nothing."""
-        return self._ours and self._control.alive() is True and self._silence.lasts(ROUTER_HUNG_S)
+        """Whether a server that is ours was asked for long, lives, loads nothing for us, and answered nothing."""
+        hangs = self._ours and self._control.alive() is True and self._silence.lasts(ROUTER_HUNG_S)
+        return hangs and not self._loads
+
+    @contextmanager
+    def _loading(self) -> Generator[None]:
+        """While within it a server may be silent; its `load_s` ends that."""
+        self._loads += 1
+        try:
+            yield
+        finally:
+            self._loads -= 1
+            self._silence.heard()
 
     async def _drained(self, tenant: str, limit_ms: int | None, count: Callable[[], Awaitable[int | None]]) -> Quiesced:
         """Wait until `count` is 0 (None: nobody can know). After `limit_ms` a BackendError says what still runs.

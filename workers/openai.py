@@ -226,7 +226,8 @@ class OpenAiServer(Kind):
             await self._control.ensure()
         self._waking = True
         try:
-            await self._listening()
+            with self._loading():
+                await self._listening()
             slept = self._rests and self._engine is not None and await self._engine.resting()
             if slept and self._engine is not None:
                 await self._http.fence()

@@ -169,7 +169,8 @@ class Several(Kind):
         await self._up()
         runs = await self._state(name) is TenantState.LOADED
         try:
-            await self._bring(name, runs=runs)
+            with self._loading():
+                await self._bring(name, runs=runs)
             await self._there(name)
         except BackendError:
             if not runs:  # what is loaded and answers nothing must not be taken for one that does

@@ -6,6 +6,7 @@ VRAM; llama-swap cuts what runs; vLLM and SGLang die of what they do not expect,
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from typing import Any
@@ -24,6 +25,9 @@ class Ollama(FakeKind):
         self.leaving: dict[str, int] = {}
         self.rearms = 0
         self.old = False
+        self.slow: asyncio.Event | None = None
+        """Set when what is being loaded is there."""
+        self.generating = asyncio.Event()
 
     def fresh(self) -> None:
         super().fresh()
@@ -78,6 +82,9 @@ class Ollama(FakeKind):
             return web.json_response({"model": model, "response": "", "done": True, "done_reason": "unload"})
         if embeds:
             return web.json_response({"error": f'"{model}" does not support generate'}, status=400)
+        self.generating.set()
+        if self.slow is not None:
+            await self.slow.wait()
         self.have(model, body.get("keep_alive", "5m"))
         if body.get("prompt"):
             self.compute(model)

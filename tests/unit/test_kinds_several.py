@@ -219,6 +219,27 @@ async def test_a_server_that_hangs_is_started_anew_where_it_is_ours(monkeypatch:
         assert await backend.observe() == {"s/m": TenantState.UNLOADED}
 
 
+async def test_one_that_is_silent_while_it_loads_for_us_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.kind.ROUTER_HUNG_S", 0.0)
+    fake = fake_kinds.Ollama("m")
+    control = Starter(fake)
+    limits = replace(LIMITS, read_s=0.1)
+    backend = Ollama(fake.url, server="s", tenants={"s/m": "m"}, control=control, limits=limits)
+    async with running(fake, backend):
+        fake.slow = asyncio.Event()
+        load = asyncio.create_task(backend.load("s/m"))
+        await fake.generating.wait()
+        fake.hangs = True
+        for _ in range(5):
+            await backend.observe()
+        assert await backend.end_hung() is None
+        fake.hangs = False
+        fake.slow.set()
+        await load
+        assert control.orders == ["ensure"]
+        assert await backend.end_hung() is None
+
+
 async def test_a_release_waits_for_the_end_of_a_runner_that_is_listed_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = fake_kinds.Ollama("m")
     backend = ollama(fake, "m")
