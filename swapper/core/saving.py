@@ -68,7 +68,7 @@ def _better_read(draft: Draft, tenant: str, known: Sequence[Conversation]) -> Se
     keeping, configured = of(draft.card, tenant), draft.spec.tenants.get(tenant)
     costs, required = keeping.costs, configured is not None and configured.save_required
     readable = Strategy.REPLAY in keeping.strategies and Strategy.REPLAY not in keeping.demoted
-    if costs is None or required or not readable or costs.keep <= costs.read:
+    if costs is None or required or not readable:
         return ()
     texts = [c for c in known if c.gateway is not None and not c.restored]
     felt = sum(c.tokens for c in texts) * (costs.keep - costs.read) / 1000 >= FELT_MS
