@@ -50,6 +50,11 @@ def too_much(what: str) -> Refusal:
     return Refusal(413 if what.startswith("This") else 429, "too_large", what)
 
 
+def stopped(pause_s: float) -> Refusal:
+    """Its body did not go on."""
+    return Refusal(408, "body_stopped", f"No byte of this prompt came for {pause_s:g} s.")
+
+
 def bad_class(text: str) -> Refusal:
     """X-Swapper-Class is none."""
     return Refusal(400, "bad_class", text)

@@ -77,6 +77,11 @@ class Gate:
 
     # ---- for the clients
 
+    @property
+    def waiting(self) -> int:
+        """How many prompts wait, the one that is being posted among them."""
+        return len(self._line)
+
     def full(self, size: int) -> Refusal | None:
         """Why no further body of `size` bytes may wait."""
         if len(self._line) >= self._limits.max_waiting or self._line.bytes + size > self._limits.max_bytes:

@@ -17,7 +17,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
-from swapper.comfyui.answers import Refusal, away, bad_class, broke, too_much
+from swapper.comfyui.answers import Refusal, away, bad_class, broke, stopped, too_much
 from swapper.comfyui.gate import Gate
 from swapper.core.types import WorkClass
 from swapper.errors import BackendDown, BackendGone
@@ -29,6 +29,8 @@ PROMPTS = frozenset({"/prompt", "/api/prompt"})
 QUEUES = frozenset({"/queue", "/api/queue"})
 PROMPT_BYTES = 100 << 20
 """ComfyUI's own limit of a body, unless it was started with another."""
+BODY_PAUSE_S = 60.0
+"""So long no byte of an unfinished prompt may come."""
 _HANDSHAKE = frozenset(
     {"sec-websocket-key", "sec-websocket-version", "sec-websocket-extensions", "sec-websocket-protocol"}
 )
@@ -76,7 +78,14 @@ class Proxy:
     async def _body(self, request: web.Request) -> bytes | Refusal:
         pieces: list[bytes] = []
         size = 0
-        async for piece in request.content.iter_any():
+        while True:
+            try:
+                async with asyncio.timeout(BODY_PAUSE_S):
+                    piece = await request.content.readany()
+            except TimeoutError:
+                return stopped(BODY_PAUSE_S)
+            if not piece:
+                break
             size += len(piece)
             if size > PROMPT_BYTES:
                 return too_much(f"This prompt has more than {PROMPT_BYTES >> 20} MiB.")

@@ -108,6 +108,13 @@ class ComfyProcess:
             self._process.wait(10)
             self._process = None
 
+    def anew(self) -> None:
+        """As after a start: the same process, which is faster, where that does; another one where none lives."""
+        if self._process is None or self._process.poll() is not None:
+            self.start()
+        else:
+            self._control("POST", "/anew")
+
     # ---- the test's port
 
     def tick(self, n: int = 1) -> None:

@@ -40,6 +40,13 @@ class Comfy:
     def __init__(self, folder: Path, argv: list[str]) -> None:
         self.folder = folder
         self.argv = argv
+        self.sockets: dict[str, web.WebSocketResponse] = {}
+        self.working: asyncio.Task[None] | None = None
+        self.begun = asyncio.Event()
+        self.begin()
+
+    def begin(self) -> None:
+        """As after a start."""
         self.lies = Lies()
         self.ticks = asyncio.Semaphore(0)
         self.number = 0
@@ -47,14 +54,13 @@ class Comfy:
         self.running: dict[int, Item] = {}
         self.history: dict[str, Json] = {}
         self.flags: dict[str, bool] = {}
-        self.sockets: dict[str, web.WebSocketResponse] = {}
         self.interrupted = False
         self.changed = asyncio.Event()
         self.done: list[str] = []
         self.posted: list[Json] = []
         self.calls: dict[str, int] = {}
         self.mib = 0
-        told = folder / "lies"
+        told = self.folder / "lies"
         if told.exists():
             self.tell(cast("Json", json.loads(told.read_text())))
         self.vram(self.lies.idle_mib)
@@ -74,6 +80,16 @@ class Comfy:
         fresh = self.folder / "vram.new"
         fresh.write_text(json.dumps({"pid": os.getpid(), "mib": mib}))
         fresh.replace(self.folder / "vram")
+
+    async def run(self) -> None:
+        """Until killed. A worker that is cancelled makes way for a ComfyUI as it is after a start, but for its pid."""
+        while True:
+            self.working = asyncio.create_task(self.work())
+            self.begun.set()
+            await asyncio.wait({self.working})
+            for socket in list(self.sockets.values()):
+                await socket.close()
+            self.begin()
 
     # ---- the worker's thread
 
@@ -339,7 +355,15 @@ class Comfy:
             running = [item[1] for item in self.running.values()]
             return web.json_response(told | {"running": running, "clients": list(self.sockets)})
 
+        async def anew(_request: web.Request) -> web.Response:
+            assert self.working is not None
+            self.begun.clear()
+            self.working.cancel()
+            await self.begun.wait()
+            return web.Response()
+
         app = web.Application()
+        app.add_routes([web.post("/anew", anew)])
         app.add_routes([web.post("/tick", tick), web.post("/set", put), web.get("/state", state)])
         return app
 
@@ -364,7 +388,7 @@ async def main() -> None:
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", port, reuse_address=True).start()
-    await comfy.work()
+    await comfy.run()
 
 
 if __name__ == "__main__":

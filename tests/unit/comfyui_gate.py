@@ -85,6 +85,24 @@ class Rig:
                         return found[0]
                     await changed.wait()
 
+    async def waiting(self, count: int) -> None:
+        """Until so many prompts have arrived and wait."""
+        await self._until(lambda: self.gate.waiting == count)
+
+    async def until(self, wanted: Callable[[Lease], bool]) -> None:
+        """Until the newest lease is as wanted; of a heartbeat no event tells."""
+        newest = (await self.leases())[-1]
+        async with asyncio.timeout(15):
+            while not wanted(newest):
+                newest = (await self.leases())[-1]
+
+    async def _until(self, done: Callable[[], bool]) -> None:
+        async with asyncio.timeout(15):
+            while True:
+                if done():
+                    return
+                await asyncio.sleep(0)  # a turn for everybody else
+
     async def change(self, lease: Lease, state: LeaseState, **fields: Any) -> None:  # noqa: ANN401
         """Commit it, as the coordinator would."""
         change = LeaseChange(lease.id, ACTIVE, state, **fields)

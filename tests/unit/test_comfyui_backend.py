@@ -167,7 +167,8 @@ async def test_a_release_waits_for_the_prompts_that_are_there(comfy: ComfyProces
     await asyncio.to_thread(comfy.post, "/prompt", prompt())
     await asyncio.to_thread(comfy.until, lambda state: state["running"])
     with pytest.raises(BackendError, match="still has 1 prompt in its queue; end them in its UI"):
-        await backend.quiesce(ME, limit_ms=200)
+        await backend.release(ME, limit_ms=200)
+    assert "POST /free" not in comfy.state()["calls"], "it would be done between two prompts"
     quiet = asyncio.create_task(backend.quiesce(ME, limit_ms=20_000))
     comfy.tick(3)
     assert not (await quiet).gone

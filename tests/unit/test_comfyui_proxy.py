@@ -123,6 +123,20 @@ async def test_a_socket_whose_client_left_is_closed_at_comfyui_too(rig: Rig) -> 
     await rig.comfy_has(lambda state: "tab-2" not in state["clients"])
 
 
+async def test_a_prompt_that_stops_coming_is_refused_and_asks_for_no_lease(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swapper.comfyui.proxy.BODY_PAUSE_S", 0.1)
+
+    async def half() -> AsyncIterator[bytes]:
+        yield b'{"prompt":'
+        await asyncio.Event().wait()
+
+    async with rig.client.post(rig.url + "/prompt", data=half()) as answer:
+        assert (answer.status, (await answer.json())["error"]["type"]) == (408, "body_stopped")
+    assert not await rig.leases()
+
+
 async def test_what_is_no_json_gets_comfyuis_own_500(rig: Rig) -> None:
     async def bad() -> int:
         async with rig.client.post(rig.url + "/prompt", data=b"no json") as answer:
