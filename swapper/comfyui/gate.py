@@ -72,6 +72,7 @@ class Gate:
         self._word = asyncio.Event()
         self._found: Lease | None = None
         self._work_found = False
+        self._klass = WorkClass.NORMAL
         self._rests_until = 0.0
         self._ending: asyncio.Task[None] | None = None
 
@@ -198,7 +199,8 @@ class Gate:
     async def _asked(self) -> Lease | None:
         prompts = len(self._line) + len(self._renders.taken)
         try:
-            answer = await self._holding.ask(self._line.klass, max(prompts, 1))
+            klass = self._line.klass if len(self._line) else self._klass
+            answer = await self._holding.ask(klass, max(prompts, 1))
         except StoreDown as down:
             self._refuse(no_card(f"swapper's store does not answer ({down})"))
             return None
@@ -245,6 +247,7 @@ class Gate:
             log.warning("the queue of ComfyUI cannot be emptied", error=str(error))
         log.warning("the lease of ComfyUI ended", lease=lease.id, reason=reason, taken_out=count)
         self._rests_until = 0.0
+        self._klass = lease.request.klass
         self._ending = asyncio.create_task(self._end_running(lease.request.klass))
 
     async def _follow(self) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import io
 from collections.abc import Mapping
 from typing import cast
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -62,6 +63,8 @@ class Proxy:
         klass = parse_class(request.headers.get("X-Swapper-Class"), str(WorkClass.NORMAL), None)
         if isinstance(klass, Problem):
             return bad_class(klass.detail).response()
+        if _from_elsewhere(request) and await self._refuses(request):
+            return web.Response(status=403)
         raw = await self._body(request)
         if isinstance(raw, Refusal):
             return raw.response()
@@ -74,6 +77,16 @@ class Proxy:
         except aiohttp.ClientError as error:
             return broke(str(error)).response()
         return answer.response() if isinstance(answer, Refusal) else answer
+
+    async def _refuses(self, request: web.Request) -> bool:
+        """Whether ComfyUI refuses pages from where this one is: asked before they move anybody off the card."""
+        names = ("Host", "Origin", "Sec-Fetch-Site")
+        headers = {name: value for name in names if (value := request.headers.get(name)) is not None}
+        try:
+            async with self._session.get(self._target(request), headers=headers) as answer:
+                return answer.status == 403
+        except (aiohttp.ClientError, OSError):
+            return True
 
     async def _body(self, request: web.Request) -> bytes | Refusal:
         pieces: list[bytes] = []
@@ -201,6 +214,13 @@ async def _pump(
 def _code(upstream: int | None) -> int:
     """What ends the client's side; what no frame may carry, or nobody said, is the other side gone."""
     return aiohttp.WSCloseCode.GOING_AWAY if upstream in (None, 1005, 1006) else upstream
+
+
+def _from_elsewhere(request: web.Request) -> bool:
+    """Whether a browser sends it for a page that is not the gate's own."""
+    origin = request.headers.get("Origin")
+    strange = origin is not None and urlsplit(origin).netloc.lower() != request.headers.get("Host", "").lower()
+    return strange or request.headers.get("Sec-Fetch-Site") == "cross-site"
 
 
 def _onward(request: web.Request, without: frozenset[str] = frozenset()) -> CIMultiDict[str]:

@@ -50,8 +50,19 @@ async def test_a_page_from_elsewhere_is_refused_and_the_gates_own_is_not(rig: Ri
     ours = rig.url
     async with rig.client.post(rig.url + "/interrupt", json={}, headers={"Origin": ours}) as answer:
         assert answer.status == 200
-    async with rig.client.post(rig.url + "/interrupt", json={}, headers={"Origin": "http://evil.example"}) as answer:
+    evil = {"Origin": "http://evil.example"}
+    async with rig.client.post(rig.url + "/interrupt", json={}, headers=evil) as answer:
         assert answer.status == 403
+
+
+async def test_a_page_from_elsewhere_cannot_have_the_card_asked_for(rig: Rig) -> None:
+    for headers in ({"Origin": "http://evil.example"}, {"Origin": rig.url.replace("127.0.0.1", "localhost")}):
+        async with rig.client.post(rig.url + "/prompt", json=prompt(), headers=headers) as answer:
+            assert answer.status == 403
+    assert not await rig.leases()
+    ours = rig.post(prompt(), Origin=rig.url)
+    await rig.grant()
+    assert (await ours)[0] == 200
 
 
 async def test_an_upload_and_its_picture_pass_to_the_byte(rig: Rig) -> None:

@@ -1,4 +1,4 @@
-"""What a gate has in hand outlives its own death and that of ComfyUI: leases, and prompts, in its queue or taken out."""
+"""What a gate has in hand outlives its own death and that of ComfyUI: leases, and prompts in its queue or taken out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fakeredis import FakeServer
 
-from swapper.core.types import LeaseState
+from swapper.core.types import LeaseState, WorkClass
 from tests.support.comfyprocess import ComfyProcess, prompt
 from tests.unit.comfyui_gate import Options, gated, ids_of
 
@@ -102,6 +102,41 @@ async def test_a_lease_that_nobody_waits_for_any_more_is_given_up_at_the_start(
     assert (await call)[0] == 503, "who waits at a stop is told"
     async with gated(comfy, tmp_path, redis) as rig:
         assert (await rig.ended(lease)).state is LeaseState.CANCELLED
+
+
+async def test_where_the_disk_takes_nothing_prompts_are_taken_out_all_the_same(
+    comfy: ComfyProcess, tmp_path: Path
+) -> None:
+    comfy.tell(hold=True)
+    (tmp_path / "taken.json.new").mkdir()  # nothing can be written there
+    async with gated(comfy, tmp_path) as rig:
+        calls = [rig.post(prompt(seed=seed), **{"X-Swapper-Class": "batch"}) for seed in range(2)]
+        lease = await rig.grant()
+        for call in calls:
+            await call
+        await rig.change(lease, LeaseState.REVOKED, reason="max_hold")
+        await rig.comfy_has(lambda state: not state["pending"])
+        comfy.tell(hold=False)
+        assert (await rig.grant()).request.klass is WorkClass.BATCH, "as they came"
+        await rig.comfy_has(lambda state: len(state["done"]) == 2)
+
+
+async def test_while_the_store_is_away_a_granted_lease_goes_on_and_no_new_one_is_asked_for(
+    comfy: ComfyProcess, tmp_path: Path
+) -> None:
+    redis = FakeServer()
+    async with gated(comfy, tmp_path, redis, Options(linger_s=0.5)) as rig:
+        first = rig.post(prompt())
+        lease = await rig.grant()
+        await first
+        redis.connected = False
+        assert (await rig.post(prompt()))[0] == 200
+        redis.connected = True
+        assert (await rig.ended(lease)).state is LeaseState.RELEASED
+        redis.connected = False
+        status, told = await rig.post(prompt())
+        assert (status, "store does not answer" in told["error"]["message"]) == (503, True)
+        redis.connected = True
 
 
 async def test_prompts_of_a_comfyui_that_died_in_its_lease_are_posted_again(
