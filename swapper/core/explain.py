@@ -100,6 +100,12 @@ def _why_not(world: World, spec: Spec, lease: Lease, card: Card) -> str:
     occupied = _occupied(world, spec, card)
     if occupied:
         return occupied
+    holder = lease.request.holder or ""
+    failure = card.failed.get(holder)
+    if failure is not None and failure.retry_ms > world.now_ms:
+        return (
+            f"{holder} could not be loaded ({failure.reason}); next try in {_seconds(failure.retry_ms - world.now_ms)}"
+        )
     ahead = [other for other in policy.leases_for(world, spec, card.name) if _before(other, lease)]
     if ahead:
         return f"{len(ahead)} lease{'s' * (len(ahead) > 1)} before it on {card.name}"

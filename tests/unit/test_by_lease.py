@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from swapper.core import machine
+from swapper.core.explain import explain_lease
 from swapper.core.types import LeaseState
 from tests.support.play import GIB, MED, SMALL, Play, spec, tenant
 
@@ -117,6 +118,8 @@ def test_when_it_cannot_be_loaded_its_lease_fails_with_the_reason_and_the_others
     assert found.card.residents == (MED,)
     found.enqueue("s", holder=RENDER)
     assert not found.decide()  # it rests
+    said = explain_lease(found.world, found.spec, found.lease("s"), 1)
+    assert said.startswith(f"queued, number 1: {RENDER} could not be loaded (no module named torch); next try in ")
 
 
 def test_on_an_empty_card_its_lease_fails_as_well() -> None:
