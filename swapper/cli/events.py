@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from swapper.cli.common import Server, server_options
+from swapper.cli.telling import told
 
 if TYPE_CHECKING:
     from swapper.client import Event, SwapperClient
@@ -44,9 +46,11 @@ def _as_json(event: Event) -> str:
 
 
 def _line(event: Event) -> str:
+    """Its id, when, what and who, in columns; colours go away where standard output is no terminal."""
     stamp = event.id.partition("-")[0]
-    at = f"{datetime.fromtimestamp(int(stamp) / 1000):%H:%M:%S.%f}"[:-3] if stamp.isdecimal() else stamp
-    data = event.data
-    said = data.get("reason") or data.get("explain") or data.get("text") or data.get("cause") or ""
-    state = data.get("state") or ""
-    return f"{event.id}  {at}  {event.type:<12} {data.get('id', '')} {state}  {said}".rstrip()
+    at = f"{datetime.fromtimestamp(int(stamp) / 1000):%m-%d %H:%M:%S}" if stamp.isdecimal() else stamp
+    said = told(event.type, event.data)
+    plain = bool(os.environ.get("NO_COLOR"))
+    place = event.id if plain else click.style(event.id, dim=True)
+    state = f"{said.state:<9}" if plain else click.style(f"{said.state:<9}", fg=said.colour)
+    return f"{place}  {at}  {event.type:<12}  {said.who:<29}  {state}  {said.text}".rstrip()

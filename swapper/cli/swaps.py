@@ -6,7 +6,8 @@ from datetime import datetime
 
 import click
 
-from swapper.cli.common import Json, Server, console, print_json, server_options
+from swapper.cli.common import Json, Server, ago, console, print_json, server_options, size
+from swapper.cli.telling import moves, talks, took
 
 _WIDTH = 40
 
@@ -32,22 +33,26 @@ def _many(items: list[Json]) -> None:
         return click.echo("no swaps yet")
     from rich.table import Table
 
-    table = Table("id", "card", "cause", "from", "to", "outcome", box=None)
-    table.add_column("ms", justify="right")
-    table.add_column("conversations", justify="right")
+    table = Table(box=None)
+    for name in ("id", "age"):
+        table.add_column(name, no_wrap=True)
+    for name in ("card", "who", "outcome"):
+        table.add_column(name)
+    table.add_column("took", justify="right", no_wrap=True)
+    for name in ("conversations", "cause"):
+        table.add_column(name)
     for item in items:
-        sides = [", ".join(item[side]) or "-" for side in ("from", "to")]
+        taken = "" if item["overhead_ms"] is None else took(item["overhead_ms"])
         outcome = item["outcome"] or f"running: {item['stage']}"
-        taken = "" if item["overhead_ms"] is None else str(item["overhead_ms"])
-        talks = item["conversations"]
-        table.add_row(item["id"], item["card"], item["cause"], *sides, outcome, taken, str(len(talks)) if talks else "")
+        when, carried = ago(item["started_at"]), talks(item["conversations"])
+        table.add_row(item["id"], when, item["card"], moves(item), outcome, taken, carried, item["cause"])
     return console().print(table)
 
 
 def swap_line(swap: Json) -> str:
     """Card, outcome, time and cause of a swap, without its id."""
     outcome = swap["outcome"] or f"running: {swap['stage']}"
-    total = "" if swap["overhead_ms"] is None else f", {swap['overhead_ms']} ms"
+    total = "" if swap["overhead_ms"] is None else f" in {took(swap['overhead_ms'])}"
     return f"{swap['card']}: {outcome}{total}; cause: {swap['cause']}"
 
 
@@ -55,13 +60,14 @@ def _one(swap: Json) -> None:
     from rich.table import Table
 
     out = console()
-    out.print(f"{swap['id']} on {swap_line(swap)}")
+    out.print(f"{swap['id']} on {swap_line(swap)}", soft_wrap=True)
+    out.print(f"  {moves(swap)}; began {datetime.fromisoformat(swap['started_at']).astimezone():%Y-%m-%d %H:%M:%S}")
     if swap["reason"]:
-        out.print(f"  {swap['reason']}")
+        out.print(f"  {swap['reason']}", soft_wrap=True)
     start, span = _axis(swap)
     table = Table("step", "tenant", box=None)
-    table.add_column("ms", justify="right")
-    table.add_column("server ms", justify="right")
+    table.add_column("took", justify="right", no_wrap=True)
+    table.add_column("server's own", justify="right")
     table.add_column("when", no_wrap=True, min_width=_WIDTH)
     table.add_column("outcome")
     for step in swap["steps"]:
@@ -72,8 +78,8 @@ def _one(swap: Json) -> None:
         table.add_row(
             step["step"],
             step["tenant"] or "",
-            "" if taken is None else str(taken),
-            "" if backend is None else f"{backend:.1f}",
+            "" if taken is None else took(taken),
+            "" if backend is None else took(round(backend)),
             _bar(offset, span - offset if taken is None else taken, span),
             said,
         )
@@ -86,14 +92,17 @@ def _conversations(swap: Json) -> None:
         return
     from rich.table import Table
 
-    table = Table("conversation of", "slot", "tokens", "bytes", "saved", "restored", "result", "cache_n", box=None)
+    table = Table("conversation of", box=None)
+    for name in ("slot", "tokens", "size", "saved", "restored", "reused"):
+        table.add_column(name, justify="right")
+    table.add_column("result")
     for talk in swap["conversations"]:
         result = ": ".join(said for said in (talk["result"], talk["reason"]) if said)
-        slot = talk["slot"] if talk["slot"] >= 0 else ""  # on disk it is in none
-        figures = (slot, talk["tokens"], talk["bytes"])
+        slot = str(talk["slot"]) if talk["slot"] >= 0 else ""  # on disk it is in none
+        figures = (slot, f"{talk['tokens']:,}", size(talk["bytes"]))
         marks = ("yes" if talk["saved"] else "no", "yes" if talk["restored"] else "no")
-        cached = "" if talk["cache_n"] is None else str(talk["cache_n"])
-        table.add_row(talk["model"], *map(str, figures), *marks, result, cached)
+        reused = "" if talk["cache_n"] is None else f"{talk['cache_n']:,}"
+        table.add_row(talk["model"], *figures, *marks, reused, result)
     console().print(table)
 
 

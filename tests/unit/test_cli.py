@@ -134,8 +134,8 @@ async def test_a_conversation_that_stays_on_disk_is_told_without_a_slot_and_with
     assert await api.store.commit(Commit(swaps=(replace(SWAP, conversations=(on_disk, cold)),))) == Committed()
     lines = (await swapper("swaps", "sw_1", "--url", api.url)).output.splitlines()[-2:]
     kept, gone = (line.split() for line in lines)
-    assert kept == ["llama/med", "4138", "9", "yes", "no", "on", "disk:", "it", "comes", "back"]
-    assert " ".join(gone) == "llama/med 1 4138 9 yes no cold: its file is gone"
+    assert kept == ["llama/med", "4,138", "9", "B", "yes", "no", "on", "disk:", "it", "comes", "back"]
+    assert " ".join(gone) == "llama/med 1 4,138 9 B yes no cold: its file is gone"
 
 
 async def test_a_swap_is_drawn_step_by_step(api: Served) -> None:
@@ -143,9 +143,9 @@ async def test_a_swap_is_drawn_step_by_step(api: Served) -> None:
     assert await api.store.commit(Commit(swaps=(SWAP,))) == Committed()
     assert "lease ls_1" in (await swapper("swaps", "--url", api.url)).output
     one = await swapper("swaps", "sw_1", "--url", api.url)
-    assert "sw_1 on gpu0: done, 200 ms" in one.output
+    assert "sw_1 on gpu0: done in 200 ms; cause: lease ls_1\n  llama/med out; began 2030-03-17" in one.output
     assert "━" in one.output
-    assert "4096" in one.output
+    assert one.output.splitlines()[-1].split() == ["llama/med", "0", "4,096", "1", "MiB", "yes", "no"]
     missing = await swapper("swaps", "sw_2", "--url", api.url)
     kept = "one that moved no model is kept only while it runs"
     assert (missing.exit_code, missing.stderr) == (1, f"Error: There is no swap 'sw_2'; {kept}.\n")

@@ -78,7 +78,7 @@ async def test_a_swap_can_be_explained_too(api: Served) -> None:
     running = replace(SWAP, id="sw_2", outcome=None, ended_ms=None)
     assert await api.store.commit(Commit(swaps=(SWAP, running))) == Committed()
     ended = await swapper("explain", "sw_1", "--url", api.url)
-    said = "gpu0: done, 200 ms; cause: lease ls_1; from llama/med to nobody; its steps: swapper swaps sw_1\n"
+    said = "gpu0: done in 200 ms; cause: lease ls_1; from llama/med to nobody; its steps: swapper swaps sw_1\n"
     assert (ended.exit_code, ended.stdout) == (0, said)
     json_ = await swapper("explain", "sw_2", "--json", "--url", api.url)
     assert json.loads(json_.stdout)["state"] == "vacate"
@@ -134,7 +134,7 @@ async def test_the_event_of_a_lease_that_ended_says_why_it_ended_and_not_how_it_
     await swapper("lease", "request", "--wait", "60s", "--url", api.url)
     await api.change(await granting, LeaseState.EXPIRED, reason="no heartbeat for 30 s")
     last = (await swapper("events", "--url", api.url)).stdout.splitlines()[-1]
-    assert last.endswith("expired  no heartbeat for 30 s")
+    assert last.endswith("  expired    no heartbeat for 30 s (all of gpu0, local)")
 
 
 async def test_the_status_names_the_tenant_whose_lease_it_is(api: Served) -> None:
