@@ -103,9 +103,11 @@ async def test_a_load_says_what_keeps_its_pod_from_being_ready(kube: FakeKube, m
     control = made()
     assert (await control.look()).why == "the Deployment immich/ml: ml-1: ImagePullBackOff no such image"
     late = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
+    kube.brisk = True
     kube.status("ml", conditions=[late])
     with pytest.raises(BackendError, match=r"tenant was started and does not work: .* ImagePullBackOff no such image"):
         await OnOff("tenant", control, grace_ms=1).load("tenant")
+    assert (await control.look()).phase is Phase.GONE, "what did not come up does not stay"
 
 
 async def test_a_write_of_somebody_else_between_a_look_and_a_change_is_no_failure(kube: FakeKube, made: Made) -> None:

@@ -79,12 +79,12 @@ class Container:
     @property
     def started_s(self) -> float:
         """When it last started, s since the epoch; 0 when it never did."""
-        return _time(self._state.get("StartedAt", ""))
+        return time_s(self._state.get("StartedAt", ""))
 
     @property
     def ended_s(self) -> float:
         """When its last run that is over ended, s since the epoch; 0 when none is."""
-        return _time(self._state.get("FinishedAt", ""))
+        return time_s(self._state.get("FinishedAt", ""))
 
     def alive(self) -> bool:
         """Whether it runs; by its process, where that can be seen, else as of this look."""
@@ -137,8 +137,8 @@ def _last_check(health: Mapping[str, Any]) -> str:
     return " ".join(str(log[-1].get("Output", "")).split())[:300]
 
 
-def _time(text: str) -> float:
-    """Of RFC 3339 with nanoseconds; 0 of `0001-01-01T00:00:00Z`, which says never."""
+def time_s(text: str) -> float:
+    """Seconds since the epoch of RFC 3339 with nanoseconds; 0 of `0001-01-01T00:00:00Z`, which says never."""
     text = re.sub(r"(\.\d{6})\d+", r"\1", text)
     try:
         return max(0.0, datetime.fromisoformat(text).timestamp())

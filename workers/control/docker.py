@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from swapper.errors import BackendDown, BackendError, BackendRefused
 from workers.control import ExitStatus, Phase, Seen, launcher
-from workers.control.container import Container
+from workers.control.container import Container, time_s
 from workers.control.engine import Engine
 from workers.control.pulse import Pulse
 
@@ -29,6 +29,8 @@ _PROJECT, _SERVICE = "com.docker.compose.project", "com.docker.compose.service"
 _KILL_S = 10.0
 _POLL_S = 0.02
 _EARLY_S = 1.0
+_NEXT_S = 1e-6
+"""The engine tells lines of one microsecond apart, and a number of seconds does not."""
 
 
 class DockerControl:
@@ -67,9 +69,20 @@ class DockerControl:
         if found.paused:
             await self._engine.ask(lambda client: client.unpause(found.id), acts=True)
         elif not found.running:
-            self._before_s = found.ended_s
+            self._before_s = await self._last_word_s(found)
             await self._engine.ask(lambda client: client.start(found.id), acts=True)
         await self._found()
+
+    async def _last_word_s(self, found: Container) -> float | None:
+        """When it last said something, s since the epoch: whatever it says after that is of the run to come.
+
+        The engine writes a line down after it was said, maybe after the end of its run.
+        """
+        try:
+            line = await self._engine.ask(lambda client: client.logs(found.id, tail=1, timestamps=True))
+        except BackendError:
+            return None
+        return time_s(line.split(b" ", 1)[0].decode(errors="replace")) + _NEXT_S
 
     async def stop(self, grace_ms: int = 10_000) -> None:
         """Stop it, by KILL after `grace_ms` or its own longer time; returns once its process is gone."""
