@@ -12,6 +12,7 @@ from swapper.core.types import FINAL
 from tests.sim.owners import People
 from tests.sim.plan import CallPlan
 from tests.sim.world import DRAIN_MS, GRACE_MS, VACATE_MS, World
+from workers.control import Phase
 
 RECOVERY_S = 30.0
 STOP_LIMITS_S = 45.0 + (DRAIN_MS + 30_000 + VACATE_MS + GRACE_MS) / 1000
@@ -34,6 +35,9 @@ def unmet(world: World) -> list[str]:
         if card.fault is not None:
             found.append(f"{name} is in fault: {card.fault.reason}")
         found += [f"{name} is held by {hold.lease}" for hold in card.holds]
+        for box in (box for box in place.boxes if box.plan.default):
+            if box.plan.name not in card.residents or box.phase is not Phase.UP:
+                found.append(f"{box.plan.name} is no resident of {name}, or does not run")
         for tenant in wanted:
             gate = stored.gates.get(tenant)
             child = place.router.child(tenant.partition("/")[2])

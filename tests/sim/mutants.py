@@ -18,7 +18,9 @@ from swapper.core.conversations import Conversation, ProofResult
 from swapper.core.draft import Draft
 from swapper.gateway import proof
 from swapper.store.memory_library import Library
-from workers import marks
+from workers import marks, onoff
+from workers.backend import TenantState
+from workers.control import Phase
 from workers.vacate import Vacated
 
 
@@ -116,6 +118,36 @@ def _label(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(keeping, "save_args", args)
 
 
+def _believed(patch: pytest.MonkeyPatch) -> None:
+    """What was told to stop is taken for gone, whatever its engine shows."""
+    seen: Callable[..., Any] = onoff.OnOff.observe
+
+    async def gone(_: object) -> None:
+        pass
+
+    async def observe(self: Any) -> Any:  # noqa: ANN401
+        states = await seen(self)
+        gone = self._leaving or self._away.known
+        return dict.fromkeys(states, TenantState.UNLOADED) if gone else states
+
+    patch.setattr(onoff.OnOff, "_gone", gone)
+    patch.setattr(onoff.OnOff, "observe", observe)
+
+
+def _away(patch: pytest.MonkeyPatch) -> None:
+    """What an engine that does not answer runs is taken for gone."""
+    patch.setitem(onoff._STATES, Phase.UNREACHABLE, TenantState.STOPPED)  # pyright: ignore[reportPrivateUsage]
+
+
+def _stays(patch: pytest.MonkeyPatch) -> None:
+    """What does not come up is left there."""
+
+    async def left(_: object) -> None:
+        pass
+
+    patch.setattr(onoff.OnOff, "_take_back", left)
+
+
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "fence": _fence,
     "proof": _proof,
@@ -126,6 +158,9 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "clock": _clock,
     "recall": _recall,
     "label": _label,
+    "believed": _believed,
+    "away": _away,
+    "stays": _stays,
 }
 
 

@@ -88,6 +88,12 @@ class WatchedVram(FakeVram):
         if self.check is not None:
             self.check.took(self.card, holder)
 
+    def intrude(self, holder: str, mib: int) -> None:
+        """Hold so much from now on, though nobody of ours asked for it."""
+        super().take(holder, mib)
+        if self.check is not None:
+            self.check.came(self.card, holder)
+
     def stick(self, holder: str) -> None:
         """It stays held when it ends."""
         super().stick(holder)

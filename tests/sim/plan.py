@@ -45,10 +45,21 @@ class ModelPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class CardPlan:
-    """One card and the models of the router beside it; `strategy` is how their conversations are kept.
+class BoxPlan:
+    """One thing that is only started and stopped (kind none), and the seconds that takes."""
 
-    `every_ms`: so often their idle slots are saved, None: never.
+    name: str
+    need_mib: int
+    default: bool
+    start_s: float
+    stop_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CardPlan:
+    """One card, the models of the router beside it, and other things; `strategy` is how conversations are kept.
+
+    `every_ms`: so often idle slots are saved, None: never.
     """
 
     name: str
@@ -57,6 +68,7 @@ class CardPlan:
     models: tuple[ModelPlan, ...]
     strategy: str = "auto"
     every_ms: int | None = None
+    boxes: tuple[BoxPlan, ...] = ()
 
     @property
     def capacity(self) -> int:

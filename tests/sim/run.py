@@ -24,6 +24,7 @@ import structlog
 
 from swapper.gateway.admission import Call
 from tests.sim import ending
+from tests.sim.more import more
 from tests.sim.mutants import mutated
 from tests.sim.owners import People
 from tests.sim.physical import finder, gone
@@ -86,7 +87,7 @@ class _Run:
         self.world: World | None = None
 
     async def verdict(self) -> Verdict:
-        plan = draw(self._seed)
+        plan = more(draw(self._seed))
         world = self.world = self._world = World(plan, self._folder, self._tell)
         world.say(
             f"seed {plan.seed}: {plan.layout}, {'measured' if plan.measured else 'declared'}, {len(plan.cards)} cards"

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, cast
 
 from swapper.coordinator import Coordinator
+from swapper.core.types import Step
 from swapper.errors import BackendError, StoreDown
 from swapper.gateway.admission import Admission
 from swapper.gateway.child import Children
 from swapper.gateway.context import GatewayContext, Limits, ModelInfo, Target
 from swapper.gateway.member import Member
 from swapper.store.protocol import Store
+from tests.sim.box import BoxControl
 from tests.sim.front import Session
 from tests.sim.physical import SimMarks, WatchedRouter, finder
 from tests.sim.process import Process, RouterWire, StoreWire
@@ -28,6 +31,8 @@ from workers.backend import Owners, Reading, TenantState
 from workers.llama.lifecycle import Limits as BackendLimits
 from workers.llama.router import LlamaRouter
 from workers.llama.slots import Keep
+from workers.observe import Sight
+from workers.onoff import OnOff, Times
 from workers.verbs import Outcome, Verbs
 from workers.vram.declared import Declared
 
@@ -43,6 +48,9 @@ PARTS: Mapping[str, frozenset[str]] = {
 }
 AGAIN_S = 1.0
 LIMITS = BackendLimits(load_s=10, save_s=6, restore_s=6, answer_s=6, admit_s=4, start_s=4)
+TIMES = Times(ready_s=6, stopped_s=4)
+LOOKS: ContextVar[list[int] | None] = ContextVar("LOOKS", default=None)
+"""When the looks at the card of the command in progress began, ms."""
 
 
 class Serving:
@@ -58,7 +66,7 @@ class Serving:
         self.power = False
         self.doomed = False
         """Whether somebody kills it, and starts it again."""
-        self._backends: dict[str, LlamaRouter] = {}
+        self._backends: dict[str, LlamaRouter | OnOff] = {}
         self._stopping = False
         self._parts: list[asyncio.Task[None]] = []
         self.process.on_death.append(self._died)
@@ -128,6 +136,9 @@ class Serving:
         world = self.world
         for place in world.places.values():
             self._backends[place.server] = self._backend(place)
+            for box in place.boxes:
+                away, control = world.folder / f"{box.plan.name}.away", BoxControl(self.process, box)
+                self._backends[box.plan.name] = OnOff(box.plan.name, control, grace_ms=1000, away=away, times=TIMES)
         marks = SimMarks.open(world.folder / "marks.jsonl")
         assert isinstance(marks, SimMarks)
         self.marks = marks
@@ -139,7 +150,7 @@ class Serving:
                 await backend.start()
             except BackendError as error:
                 world.say(f"{self.process.name}: {error}")
-        agent._verbs = _WatchedVerbs(agent._verbs, world)  # pyright: ignore[reportPrivateUsage]
+        agent._verbs = _WatchedVerbs(agent._verbs, agent._sight, world)  # pyright: ignore[reportPrivateUsage]
         return agent
 
     def _backend(self, place: Place) -> LlamaRouter:
@@ -188,16 +199,28 @@ class Serving:
 
 
 class _WatchedVerbs(Verbs):
-    def __init__(self, verbs: Verbs, world: World) -> None:
+    def __init__(self, verbs: Verbs, sight: Sight, world: World) -> None:
         self._verbs = verbs
         self._world = world
+        looked = sight.on_card
+
+        async def look(card: str) -> dict[str, TenantState]:
+            if (looks := LOOKS.get()) is not None:
+                looks.append(world.steady_ms())
+            return await looked(card)
+
+        sight.on_card = look
 
     async def run(self, command: Command) -> Outcome:
         """Tell, then carry out."""
         what = f"{command.verb} {command.tenant or command.card} ({command.token & 0xFFFFF}.{command.n})"
         self._world.say(f"    agent: {what}")
         self._world.check.execute(command.card, command.tenant, (command.token, command.n), command.verb)
+        looks: list[int] = []
+        LOOKS.set(looks)
         outcome = await self._verbs.run(command)
+        if command.verb == Step.VACATE and outcome.ok:
+            self._world.check.proved(command.card, looks[-1] if looks else self._world.steady_ms())
         if not outcome.ok:
             self._world.say(f"    agent: {what} failed: {outcome.detail}")
         return outcome

@@ -30,10 +30,13 @@ def test_the_same_seed_gives_the_same_history(seed: int) -> None:
         ("reuse", (6, 7, 9), "T1"),
         ("compare-and-set", (9, 21, 26, 46), ""),
         ("resume", (20, 34, 42, 77), ""),
-        ("grace", (16, 98, 185, 230), "did all that is asked of it"),
+        ("grace", (98, 185, 230, 16), "did all that is asked of it"),
         ("clock", (4, 22, 28), "did all that is asked of it"),
         ("recall", (2, 5, 6), "there is no such file (N3)"),
         ("label", (2, 15, 46, 74), "and in it is"),
+        ("believed", (32, 49, 55), ""),
+        ("away", (11, 157, 205), "S1"),
+        ("stays", (82, 123), "not recovered"),
     ],
 )
 def test_each_mechanism_taken_away_is_missed(mutant: str, seeds: tuple[int, ...], word: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from tests.sim.box import KILLED
 from tests.sim.plan import Trouble
 from tests.sim.serve import Serving
 from tests.sim.world import World
@@ -35,6 +36,13 @@ class Troubles:
             "damage": self._damage,
             "stall": self._stall,
             "clock": self._clock,
+            "box starts": self._box_starts,
+            "box dies": self._box_dies,
+            "engine away": self._engine_away,
+            "box lies": self._box_lies,
+            "box stays": self._box_stays,
+            "box grows": self._box_grows,
+            "box hangs": self._box_hangs,
         }
 
     async def run(self, trouble: Trouble) -> None:
@@ -130,6 +138,55 @@ class Troubles:
             serving.process.stall(on=True)
             await asyncio.sleep(trouble.seconds)
             serving.process.stall(on=False)
+
+    async def _box_starts(self, trouble: Trouble) -> None:
+        """Somebody else starts it, or its engine does."""
+        self._world.box(trouble.where).start(by="its engine" if trouble.flag else "somebody else")
+
+    async def _box_dies(self, trouble: Trouble) -> None:
+        self._world.box(trouble.where).end(KILLED)
+
+    async def _engine_away(self, trouble: Trouble) -> None:
+        box = self._world.box(trouble.where)
+        box.away = True
+        box.beat()
+        await asyncio.sleep(trouble.seconds)
+        box.away = False
+        box.beat()
+
+    async def _box_lies(self, trouble: Trouble) -> None:
+        """An order is taken, and not done."""
+        lies = self._world.box(trouble.where).lies
+        if trouble.flag:
+            lies.starts += trouble.count
+        else:
+            lies.stops += trouble.count
+        await asyncio.sleep(VRAM_STAYS_S)
+        lies.starts = lies.stops = 0
+
+    async def _box_stays(self, trouble: Trouble) -> None:
+        box = self._world.box(trouble.where)
+        box.lies.sticks = True
+        await asyncio.sleep(trouble.seconds)
+        box.lies.sticks = False
+        box.vram.free()
+
+    async def _box_grows(self, trouble: Trouble) -> None:
+        box = self._world.box(trouble.where)
+        check, holder = self._world.check, box.holder
+        check.stuck.add(holder)
+        box.grow(1500)
+        await asyncio.sleep(trouble.seconds)
+        if box.holder == holder:
+            box.grow(0)
+        check.stuck.discard(holder)
+
+    async def _box_hangs(self, trouble: Trouble) -> None:
+        """What is started next is never up."""
+        lies = self._world.box(trouble.where).lies
+        lies.hangs = 1
+        await asyncio.sleep(VRAM_STAYS_S)
+        lies.hangs = 0
 
     async def _clock(self, trouble: Trouble) -> None:
         self._world.stepped_ms += trouble.count * 1000

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from swapper.core.spec import CardSpec, PolicySpec, Spec, TenantSpec
 from swapper.core.types import WorkClass
+from tests.sim.box import Box
 from tests.sim.check import Check, Limits
 from tests.sim.physical import WatchedRouter, WatchedStore, WatchedVram
 from tests.sim.plan import CardPlan, Plan
@@ -30,7 +31,7 @@ AGENTS_HOST = "main"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A card as it physically is: its router, who holds its VRAM, where its snapshots lie."""
+    """A card as it physically is: its router, who holds its VRAM, where its snapshots lie, what else runs there."""
 
     plan: CardPlan
     server: str
@@ -38,6 +39,7 @@ class Place:
     router: WatchedRouter
     vram: WatchedVram
     slot_dir: Path
+    boxes: tuple[Box, ...] = ()
 
 
 class World:
@@ -105,7 +107,8 @@ class World:
             say=self.say,
             in_flight=self.calls_in_flight,
         )
-        return Place(card, f"r{number}", f"http://127.0.0.1:{5001 + int(number)}", router, vram, slot_dir)
+        boxes = tuple(Box(box, card.name, vram, self.say, card.total_mib) for box in card.boxes)
+        return Place(card, f"r{number}", f"http://127.0.0.1:{5001 + int(number)}", router, vram, slot_dir, boxes)
 
     @property
     def now(self) -> float:
@@ -144,6 +147,10 @@ class World:
         members = set(self.store.library.read(self.now_ms()).gateways)
         return {name: count(tenant) for name, count in self.in_flight.items() if name in members}
 
+    def box(self, name: str) -> Box:
+        """The thing of that name."""
+        return next(box for place in self.places.values() for box in place.boxes if box.plan.name == name)
+
     def tenant(self, model: str) -> str:
         """The tenant id of a model."""
         return next(t for t in self.spec.tenants if t.endswith(f"/{model}"))
@@ -172,6 +179,18 @@ def spec_of(plan: Plan) -> Spec:
                 default=model.default,
                 save_required=model.required,
                 every_ms=card.every_ms,
+            )
+        for box in card.boxes:
+            tenants[box.name] = TenantSpec(
+                box.name,
+                box.name,
+                card.name,
+                AGENTS_HOST,
+                box.need_mib,
+                kind="none",
+                default=box.default,
+                save=False,
+                serves_models=False,
             )
     policy = PolicySpec(
         dict.fromkeys(WorkClass, DRAIN_MS),

@@ -1,0 +1,58 @@
+"""What else is on the cards of a plan, and what befalls it: drawn apart, so that the rest of a plan stays.
+
+Invariant: as `plan.draw`: everything is chosen here, from the seed alone, before anything runs.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from tests.sim.plan import TROUBLE_S, BoxPlan, CardPlan, Plan, Trouble
+
+_BOX_TROUBLES = (
+    *("box starts", "box starts", "box dies", "box dies", "engine away", "engine away"),
+    *("box lies", "box lies", "box stays", "box grows", "box hangs"),
+)
+
+
+def more(plan: Plan) -> Plan:
+    """The plan with all that is drawn apart."""
+    cards = tuple(_boxed(plan.seed, card) for card in plan.cards)
+    plan = replace(plan, cards=cards)
+    troubles = [*plan.troubles, *_box_troubles(plan)]
+    return replace(plan, troubles=tuple(sorted(troubles, key=lambda trouble: trouble.at)))
+
+
+def _boxed(seed: int, card: CardPlan) -> CardPlan:
+    """A thing beside the models, on some cards; the card is larger by it where it is always to be there."""
+    rng = random.Random(f"{seed}/{card.name}/box")
+    if rng.random() >= 0.4:
+        return card
+    box = BoxPlan(
+        f"box{card.name.removeprefix('gpu')}",
+        rng.choice((2000, 3000)),
+        default=rng.random() < 0.6,
+        start_s=rng.uniform(0.05, 2),
+        stop_s=rng.uniform(0.05, 1.5),
+    )
+    return replace(card, boxes=(box,), total_mib=card.total_mib + (box.need_mib if box.default else 0))
+
+
+def _box_troubles(plan: Plan) -> list[Trouble]:
+    rng = random.Random(f"{plan.seed}/boxes")
+    found: list[Trouble] = []
+    for card in plan.cards:
+        for box in card.boxes:
+            found += [
+                Trouble(
+                    rng.uniform(0.5, TROUBLE_S - 8),
+                    rng.choice(_BOX_TROUBLES),
+                    box.name,
+                    rng.choice((rng.uniform(0.2, 4), rng.uniform(4, 25))),
+                    rng.randint(1, 2),
+                    flag=rng.random() < 0.5,
+                )
+                for _ in range(rng.choice((0, 1, 2, 3)))
+            ]
+    return found
