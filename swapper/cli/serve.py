@@ -18,6 +18,7 @@ from swapper.app import Running, running
 from swapper.cli.arrival import Arrivals, observed, watch
 from swapper.cli.check import examine
 from swapper.cli.common import SEARCHED
+from swapper.cli.first import stand_first
 from swapper.config import Config, load
 from swapper.core.spec import Spec
 from swapper.log import setup as setup_logging
@@ -36,6 +37,7 @@ def serve(path: Path | None) -> None:
     SIGTERM and Ctrl-C stop it; the residents and the servers it started stay as they are. When a part of it fails it
     stops in the same way, with exit status 1.
     """
+    stand_first()
     setup_logging()
     config = load(path, os.environ)
     _run(_serve(config))
