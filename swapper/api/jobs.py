@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 from pathlib import Path
+from typing import cast
 
 from aiohttp import web
 
@@ -151,7 +152,7 @@ class JobRoutes:
 
     async def _view(self, job: Job) -> Json:
         lease = None if job.over else await self._ctx.store.lease(job.lease)
-        explain = None if lease is None else (await view_lease(self._ctx, lease))["explain"]
+        explain = None if lease is None else cast("str | None", (await view_lease(self._ctx, lease))["explain"])
         return job_json(job, progress=None if lease is None else lease.progress, explain=explain)
 
 
