@@ -85,7 +85,11 @@ class ComfyProcess:
 
     def vram_mib(self) -> int:
         """What it has; nothing once it is dead."""
-        return int(json.loads((self.folder / "vram").read_text())["mib"]) if self.alive else 0
+        return self.told_mib() if self.alive else 0
+
+    def told_mib(self) -> int:
+        """The same, whether it lives or not."""
+        return int(json.loads((self.folder / "vram").read_text())["mib"])
 
     async def held_mib(self) -> int | None:
         """The same, as a reader of a driver tells it."""
