@@ -16,6 +16,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
+from workers.control.launcher import stat_of
+
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
 _PR_SET_PDEATHSIG = 1
@@ -55,7 +57,8 @@ class GatedChild:
         if self._writing >= 0:
             os.close(self._writing)
             self._writing = -1
-        self.signal(signal.SIGKILL)
+        if self.status is None or self.left():  # else the number may be another group's by now
+            self.signal(signal.SIGKILL)
         if self.status is None:
             _, self.status = os.waitpid(self.pid, 0)
 
@@ -63,6 +66,11 @@ class GatedChild:
         """To the whole group; nothing happens when it is gone."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
+
+    def left(self) -> bool:
+        """Whether anything of its group lives, also after its own end; zombies do not."""
+        stats = (stat_of(int(entry)) for entry in os.listdir("/proc") if entry.isdecimal())
+        return any(stat is not None and stat[1] == self.pid and stat[0] not in "ZX" for stat in stats)
 
     def poll(self) -> bool:
         """True once it has ended. A child stopped by Ctrl-Z is resumed: a lease does not stop for that."""

@@ -2,7 +2,8 @@
 
 Invariant: the command starts only once the lease is granted, and the lease names its process, so that the card is
 proved free when that process is gone. While it runs the lease is kept by heartbeats; when swapper is away for a
-while the command goes on. However it ends, the lease is given back and the exit status passed on.
+while the command goes on. However it ends, nothing of its process group lives on when the lease is given back, and
+the exit status is passed on.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ _LOST = (404, 409, 410)
 _POLL_S = 20.0
 _RELEASE_TRIES_S = (0.2, 0.5, 1.0, 2.0)
 _RETRY_S = 1.0
+_BEAT_S = 10.0
+"""A heartbeat is also how a lease that was taken away is heard of, so a long ttl does not make them rarer than that."""
+_KILLED_S = 5.0
+_LOOK_S = 0.05
 
 
 @click.command(
@@ -189,6 +194,7 @@ class _Holder:
         if not self.ended.is_set():
             await keeping
             await self._end_child()
+        await self._end_rest()
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
         await self._give_back(client, lease["id"], lease["token"])
@@ -196,7 +202,7 @@ class _Holder:
 
     async def _keep(self, client: SwapperClient, lease: Json) -> None:
         """Heartbeats, until the lease is to be left; `revoked` then says why."""
-        pause = lease["ttl_s"] / 3
+        usual = pause = min(lease["ttl_s"] / 3, _BEAT_S)
         while True:
             await asyncio.sleep(pause)
             try:
@@ -209,7 +215,7 @@ class _Holder:
                     self._say(f"{error}; the command goes on", lease=lease["id"])
                 pause = _RETRY_S
                 continue
-            pause = lease["ttl_s"] / 3
+            pause = usual
             if alive["revoke_at"] is not None:
                 left = (datetime.fromisoformat(alive["revoke_at"]) - datetime.now(UTC)).total_seconds()
                 self.grace_s = min(self.grace_s, max(left, 1.0))
@@ -224,6 +230,24 @@ class _Holder:
                 await self.ended.wait()
         self.child.signal(signal.SIGKILL)
         await self.ended.wait()
+
+    async def _end_rest(self) -> None:
+        """What the command left behind in its group ends, too: it may use a card that is given to somebody else now."""
+        if self.child.left() and self.revoked is None:
+            self._say("the command has ended, ending what it left running")
+            self.child.signal(signal.SIGTERM)
+            await self._nothing_left(self.grace_s)
+        if self.child.left():
+            self.child.signal(signal.SIGKILL)
+            await self._nothing_left(_KILLED_S)
+
+    async def _nothing_left(self, limit_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + limit_s
+        while self.child.left():
+            if loop.time() >= until:
+                return
+            await asyncio.sleep(_LOOK_S)
 
     async def _give_back(self, client: SwapperClient, lease_id: str, token: int | None = None) -> None:
         """Release, or cancel while it waits; tried a few times, then left to its ttl."""

@@ -207,6 +207,51 @@ async def test_the_command_ends_with_a_run_that_was_killed(api: Served) -> None:
     assert (status, out) == (-signal.SIGKILL, "got TERM\n")
 
 
+async def test_the_command_sees_the_device_variables_of_its_card_and_keeps_what_the_card_says_nothing_of(
+    api: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "3")
+    api.ctx.env = {"gpu0": {"CUDA_VISIBLE_DEVICES": "GPU-1", "HIP_VISIBLE_DEVICES": None}}
+    process = await start(api, "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES $HIP_VISIBLE_DEVICES $SWAPPER_URL")
+    await api.granted_when_queued()
+    assert (await ended(process))[1] == f"GPU-1 3 {api.url}\n"
+
+
+async def test_what_the_command_left_running_has_ended_when_the_card_is_given_back(api: Served) -> None:
+    """It is asked to first; what does not hear is killed."""
+    stays = "trap '' TERM USR1; echo $BASHPID; while :; do sleep 1; done"
+    leaves = f"trap 'exit 3' USR1; ({stays}) & while :; do sleep 1 & wait $!; done"
+    process = await start(api, "--grace", "100ms", "--", "bash", "-c", leaves)
+    lease_id = await api.granted_when_queued()
+    left = psutil.Process(int(await line(process)))
+    process.send_signal(signal.SIGUSR1)
+    after = "0"
+    while (await state(api, lease_id)) != LeaseState.RELEASED:
+        for event in await api.store.events(after=after, limit=100, block_ms=5_000):
+            after = event.id
+    assert not left.is_running() or left.status() == psutil.STATUS_ZOMBIE
+    status, _, err = await ended(process)
+    assert (status, "the command has ended, ending what it left running" in err) == (3, True)
+
+
+async def test_a_command_that_leaves_nothing_running_is_not_said_to(api: Served) -> None:
+    process = await start(api, "--", "sh", "-c", "exit 4")
+    await api.granted_when_queued()
+    status, _, err = await ended(process)
+    assert (status, "left running" in err) == (4, False)
+
+
+async def test_a_long_ttl_does_not_keep_it_from_hearing_that_the_lease_is_lost(api: Served) -> None:
+    process = await start(api, "--ttl", "1h", "--", "bash", "-c", SAYS_WHEN_READY)
+    lease_id = await api.granted_when_queued()
+    assert await line(process) == "ready"
+    await api.change(lease_id, LeaseState.REVOKED, reason="held longer than max_hold")
+    async with asyncio.timeout(30):
+        status, out, _ = await ended(process)
+    assert (status, out) == (70, "got TERM\n")
+
+
 async def test_a_command_that_is_not_there_is_127_and_asks_for_nothing(api: Served) -> None:
     status, _, err = await ended(await start(api, "--", "no-such-program"))
     assert status == 127
