@@ -103,7 +103,7 @@ async def test_the_websocket_passes_both_ways_with_its_clients_id(rig: Rig, comf
         first = await socket.receive_json()
         assert (first["type"], first["data"]["sid"]) == ("status", "tab-1")
         await socket.send_json({"type": "feature_flags", "data": {}})
-        assert (await socket.receive_json())["type"] == "feature_flags"
+        assert (await socket.receive_json(timeout=10))["type"] == "feature_flags"
         call = rig.post(prompt(client_id="tab-1"))
         await rig.grant()
         told = (await call)[1]["prompt_id"]
