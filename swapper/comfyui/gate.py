@@ -289,8 +289,10 @@ class Gate:
         try:
             remaining = await self._http.remaining()
             await self._renders.tidy(remaining, before)
-        except BackendError:
+        except BackendGone:
             return bool(self._renders.sent) or len(self._renders.taken) > 0
+        except BackendError:  # there, and silent: what it loads may keep it from answering
+            return True
         return remaining > 0 or before != self._renders.posted or len(self._renders.taken) > 0
 
     async def _end_running(self, klass: WorkClass) -> None:

@@ -18,7 +18,9 @@ NODES = OUTPUTS | {"EmptyImage", "ImageBlur", "KSampler", "LoadImage"}
 
 @dataclass
 class Lies:
-    """What a test may set. MiB; `keeps_mib`: what no /free gives back; `lose_interrupts`: so many are not heard."""
+    """What a test may set. MiB; `keeps_mib`: what no /free gives back; `lose_interrupts`: so many are not heard.
+
+    The next `slow_posts` prompts take a while to be judged, and get their number only then."""
 
     hold: bool = False
     step_s: float = 0.0
@@ -27,6 +29,7 @@ class Lies:
     keeps_mib: int = 0
     lose_interrupts: int = 0
     free_s: float = 0.0
+    slow_posts: int = 0
     silent: bool = False
 
 

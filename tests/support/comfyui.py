@@ -212,6 +212,9 @@ class Comfy:
     async def post_prompt(self, request: web.Request) -> web.Response:
         body = cast("Json", json.loads(await request.read()))
         self.posted.append(body)
+        if self.lies.slow_posts > 0:
+            self.lies.slow_posts -= 1
+            await asyncio.sleep(0.3)
         if "number" in body:
             number = float(body["number"])
         else:

@@ -45,7 +45,7 @@ async def test_a_prompt_waits_for_the_lease_and_gets_comfyuis_own_answer(comfy: 
 
 
 async def test_ten_prompts_cost_one_lease_and_keep_their_order(comfy: ComfyProcess, tmp_path: Path) -> None:
-    comfy.tell(hold=True)
+    comfy.tell(hold=True, slow_posts=1)
     async with gated(comfy, tmp_path) as rig:
         calls: list[asyncio.Task[tuple[int, Json]]] = []
         for seed in range(10):

@@ -83,6 +83,27 @@ async def test_a_granted_lease_is_taken_over_with_the_prompts_in_the_queue(comfy
         assert len(comfy.state()["done"]) == 2
 
 
+async def test_a_comfyui_that_is_too_busy_to_answer_keeps_its_lease(
+    comfy: ComfyProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    redis = FakeServer()
+    comfy.tell(hold=True)
+    async with gated(comfy, tmp_path, redis) as rig:
+        call = rig.post(prompt())
+        lease = await rig.grant()
+        await call
+    monkeypatch.setattr("swapper.comfyui.gate.LOOK_S", 0.05)
+    monkeypatch.setattr("workers.comfyui.http.LIMIT_S", 0.1)
+    comfy.tell(silent=True)
+    asked = comfy.state()["calls"].get("GET /prompt", 0)
+    async with gated(comfy, tmp_path, redis, Options(linger_s=0)) as rig:
+        await rig.comfy_has(lambda state: state["calls"].get("GET /prompt", 0) > asked + 4)
+        assert (await rig.leases())[0].state is LeaseState.GRANTED
+        comfy.tell(silent=False, hold=False)
+        assert (await rig.ended(lease)).state is LeaseState.RELEASED
+        assert len(comfy.state()["done"]) == 1
+
+
 async def test_prompts_found_in_the_queue_without_a_lease_get_one(comfy: ComfyProcess, tmp_path: Path) -> None:
     comfy.tell(hold=True)
     await asyncio.to_thread(comfy.post, "/prompt", prompt())
