@@ -242,13 +242,13 @@ def _crowded(draft: Draft, tenant: str, reason: str) -> bool:
     before, swap = draft.card.failed.get(tenant), draft.swap
     if swap.grants or swap.back or (before and before.crowded):
         return False
-    victims = policy.evictable(draft.world, draft.spec, draft.card)
-    if not victims:
+    leaves = policy.leaves_for(draft.world, draft.spec, draft.card, tenant)
+    if leaves is None:
         return False
     draft.finish(Step.LOAD, tenant, StepOutcome.FAILED, reason)
     failure = Failure(reason, before.count + 1 if before else 1, draft.now, crowded=True)
     draft.card = replace(draft.card, failed={**draft.card.failed, tenant: failure})
-    text = f"{tenant} ran out of memory while it was loaded; {victims[0]} leaves as well, and it is tried once more"
+    text = f"{tenant} ran out of memory while it was loaded; {leaves} leaves as well, and it is tried once more"
     draft.alert(f"{text}: {reason}", AlertKind.NOT_LOADED, tenant=tenant)
     if not plan.arriving(draft.swap) and not draft.swap.pending:
         end_in_fault(draft, reason, outcome="compensated")

@@ -202,6 +202,22 @@ def _may_leave(tenant: TenantSpec) -> bool:
     return not (tenant.evict_never or tenant.pinned or tenant.by_lease)
 
 
+def leaves_for(world: World, spec: Spec, card: Card, tenant: str) -> str | None:
+    """Who leaves for a tenant that ran out of memory, beside whom its need says; None: nobody would."""
+    waited_for = any(d.waiting for d in world.demand if d.tenant == tenant)
+    kept = frozenset[str]() if waited_for else _kept_from(spec, card, (tenant,))
+    return next((t for t in evictable(world, spec, card) if t not in kept), None)
+
+
+def _kept_from(spec: Spec, card: Card, tenants: Collection[str]) -> frozenset[str]:
+    """Who does not leave for those who come back and ran out of memory: no default, nor who is owed as they are.
+
+    A default is owed more than one that only was there before a lease: else it would stay away as long as that serves.
+    """
+    defaults = frozenset(t.id for t in spec.tenants.values() if t.default and t.card == card.name)
+    return defaults if defaults.intersection(tenants) else defaults.union(card.return_to or ())
+
+
 def _make_room(
     world: World, spec: Spec, card: Card, need_mib: int, keep: Collection[str] = (), *, one_more: bool = False
 ) -> tuple[str, ...] | None:
@@ -260,8 +276,8 @@ def _bring(world: World, spec: Spec, card: Card, wish: Choice, keep: Collection[
     """As many of those wished for as fit now; when idle, all of them in the place of who is not to be kept."""
     arriving = _that_fit(world, spec, card, wish.arriving)
     if arriving:
-        crowded = any(_crowded(card, t) for t in arriving)
-        others = [t for t in evictable(world, spec, card) if crowded and t not in keep]
+        crowded = [t for t in arriving if _crowded(card, t)]
+        others = [t for t in evictable(world, spec, card) if crowded and t not in _kept_from(spec, card, crowded)]
         return replace(wish, leaving=tuple(others[:1]), arriving=arriving)
     missing = tuple(t for t in wish.arriving if _loadable(world, spec, card, t))
     if not missing or not idle:

@@ -117,3 +117,31 @@ def test_what_comes_beside_it_stays() -> None:
     found.run()
     assert SMALL in found.card.residents
     assert found.ended["a"].state is LeaseState.RELEASED
+
+
+def owed_both(first: str, second: str) -> Play:
+    """After a lease both are owed; one came, and beside it the other ran out of memory."""
+    found = play(first)
+    owed = replace(found.card, return_to=(second, first), return_lease="r")
+    found.world = replace(found.world, cards={"gpu0": owed})
+    found.decide()
+    assert (found.swap.from_, found.swap.to) == ((), (second,))
+    runs_out(found)
+    return found
+
+
+def test_a_default_that_is_owed_pushes_out_one_that_is_owed_as_well_and_would_keep_it_away() -> None:
+    found = owed_both(SMALL, MED)
+    found.decide()
+    assert (found.swap.from_, found.swap.to) == ((SMALL,), (MED,))
+    found.run()
+    assert found.card.residents == (MED,)
+
+
+def test_for_one_that_is_owed_no_default_leaves_and_nobody_is_said_to() -> None:
+    found = owed_both(MED, SMALL)
+    (alert,) = [alert for commit in found.commits for alert in commit.alerts]
+    assert alert.text == f"{SMALL} could not be loaded: {OOM}"
+    assert found.card.failed[SMALL].retry_ms > found.world.now_ms
+    found.decide()
+    assert found.card.swap is None
