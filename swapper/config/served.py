@@ -70,6 +70,7 @@ def _whole(server: str, entry: TenantEntry, here: Loc) -> Served:
         "default": any(one.default for one in entries),
         "concurrency": sum(limits) if limits and len(limits) == len(entries) else None,
         "api_key_env": next((one.api_key_env for one in entries if one.api_key_env), None),
+        "on_over": next((one.on_over for one in entries if one.on_over), None),
     }
     names = tuple(dict.fromkeys(name for model, aliases in models for name in (model, *aliases)))
     loc: Loc = (*here, "models", first) if entry.models else here

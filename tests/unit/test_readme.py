@@ -86,6 +86,15 @@ def test_the_containers_units_and_deployments_it_shows_are_accepted_without_a_no
     assert config.spec().tenants["frigate"].evict_never
 
 
+def test_what_it_shows_of_needs_is_accepted_without_a_notice() -> None:
+    [block] = [block for block in _blocks("yaml") if "on_over" in block]
+    config = loads(block, folder=Path("/"), environ={"HOME": "/"})
+    assert config.notices == ()
+    assert [str(one) for one in advise(config, {}) if one.error] == []
+    tenants = config.spec().tenants
+    assert [(t.need_from, t.on_over) for t in tenants.values()] == [("unknown", "alert"), ("declared", "restart")]
+
+
 def test_a_router_started_as_it_shows_loses_no_conversation() -> None:
     [line] = [line for line in _lines() if line.startswith("llama-server ")]
     program, *arguments = shlex.split(line)
