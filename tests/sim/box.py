@@ -34,6 +34,14 @@ class Lies:
 
 
 @dataclass(slots=True)
+class Prompts:
+    """Seconds each of those that wait takes, in their order. `changed` is set whenever one comes."""
+
+    waiting: list[float] = field(default_factory=list[float])
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(slots=True)
 class Box:
     """See the module text. `away`: the engine does not answer. `brought_back`: the engine itself began it anew."""
 

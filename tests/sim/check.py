@@ -22,6 +22,8 @@ from tests.sim.whose import Heads
 Pair = tuple[int, int]
 LATENCY_MS = 500
 """A grace is counted from the decision; the end is stamped when the store takes it in."""
+HEARD_MS = 25_000
+"""Until then a gate has heard of the end of its lease, however long the store was away."""
 CHANCE_TOKENS = 32
 """So many tokens any two prompts may have in common."""
 
@@ -282,16 +284,29 @@ class Check:
         ]
         whole = next((lease for lease in granted if lease.whole), None)
         real = {name: mib for name, mib in held.items() if not self._excused(card, name)}
-        beside = [name for name in real if whole is None or name != f"lease {whole.id}"] + [
+        beside = [name for name in real if whole is None or name not in self._its(whole)] + [
             f"lease {lease.id}" for lease in granted if lease is not whole and f"lease {lease.id}" not in held
         ]
         if whole is not None and beside:
             self.fail(f"{when} on {card}: {whole.id} has all of it, but so have {', '.join(sorted(set(beside)))} (S1)")
-        promised = {f"lease {lease.id}": lease.request.vram_mib or 0 for lease in granted if not lease.whole}
+        parts = [lease for lease in granted if not lease.whole]
+        promised = {name: lease.request.vram_mib or 0 for lease in parts for name in self._its(lease)[:1]}
         total = sum((promised | real).values())
         if total > plan.total_mib:
             who = ", ".join(f"{name} {mib}" for name, mib in sorted((promised | real).items()))
             self.fail(f"{when} on {card}: {total} MiB of {plan.total_mib}: {who} (S3)")
+
+    def _its(self, lease: Lease) -> Sequence[str]:
+        """Under which names it may hold VRAM: that of what runs in it now, else its own."""
+        asked, card = lease.request.holder, str(lease.card)
+        runs = [name for name in self._held[card] if asked is not None and name.startswith(f"{asked} run ")]
+        return runs or [f"lease {lease.id}"]
+
+    def rendering(self, tenant: str, name: str) -> None:
+        """What is on its card by a lease of its own begins to work in it."""
+        ended_ms = self.seen.ended.get(name)
+        if ended_ms is not None and self._steady_ms() - ended_ms > HEARD_MS and name not in self.seen.tainted:
+            self.fail(f"{tenant} works in {name}, which ended {self._steady_ms() - ended_ms} ms ago (S2)")
 
     def came(self, card: str, holder: str) -> None:
         """Somebody took VRAM of himself: that is against no promise until the next look at the card."""

@@ -38,6 +38,12 @@ def unmet(world: World) -> list[str]:
         for box in (box for box in place.boxes if box.plan.default):
             if box.plan.name not in card.residents or box.phase is not Phase.UP:
                 found.append(f"{box.plan.name} is no resident of {name}, or does not run")
+        for box in (box for box in place.boxes if box.plan.by_lease):
+            waiting = len(place.prompts[box.plan.name].waiting)
+            if waiting:
+                found.append(f"{waiting} prompts of {box.plan.name} wait")
+            elif box.there:
+                found.append(f"{box.plan.name} is on {name} without a lease")
         for tenant in wanted:
             gate = stored.gates.get(tenant)
             child = place.router.child(tenant.partition("/")[2])

@@ -18,7 +18,7 @@ _BOX_TROUBLES = (
 
 def more(plan: Plan) -> Plan:
     """The plan with all that is drawn apart."""
-    cards = tuple(_boxed(plan.seed, card) for card in plan.cards)
+    cards = tuple(_rendering(plan.seed, _boxed(plan.seed, card)) for card in plan.cards)
     plan = replace(plan, cards=cards)
     troubles = [*plan.troubles, *_box_troubles(plan)]
     return replace(plan, troubles=tuple(sorted(troubles, key=lambda trouble: trouble.at)))
@@ -37,6 +37,27 @@ def _boxed(seed: int, card: CardPlan) -> CardPlan:
         stop_s=rng.uniform(0.05, 1.5),
     )
     return replace(card, boxes=(box,), total_mib=card.total_mib + (box.need_mib if box.default else 0))
+
+
+def _rendering(seed: int, card: CardPlan) -> CardPlan:
+    """One that is there by leases of its own, on some cards, for what comes to its gate."""
+    rng = random.Random(f"{seed}/{card.name}/render")
+    if rng.random() >= 0.3:
+        return card
+    batches = [(rng.uniform(1, 25), rng.randint(1, 3)) for _ in range(rng.randint(1, 3))]
+    prompts = sorted((at + nth * 0.2, rng.uniform(0.2, 2)) for at, count in batches for nth in range(count))
+    need = rng.choice((3000, 5000))
+    box = BoxPlan(
+        f"render{card.name.removeprefix('gpu')}",
+        need,
+        default=False,
+        start_s=rng.uniform(0.05, 2),
+        stop_s=rng.uniform(0.05, 1.5),
+        by_lease=True,
+        part_mib=rng.choice((None, need)),
+        prompts=tuple(prompts),
+    )
+    return replace(card, boxes=(*card.boxes, box))
 
 
 def _box_troubles(plan: Plan) -> list[Trouble]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import workers.verbs
-from swapper.core import clock, keeping, machine
+from swapper.core import clock, keeping, machine, policy
 from swapper.core.conversations import Conversation, ProofResult
 from swapper.core.draft import Draft
 from swapper.gateway import proof
@@ -148,6 +148,16 @@ def _stays(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(onoff.OnOff, "_take_back", left)
 
 
+def _spent(patch: pytest.MonkeyPatch) -> None:
+    """What is on a card by leases of its own stays when they are over."""
+
+    def as_wished(card: object, spent: object, choice: Any) -> Any:  # noqa: ANN401
+        del card, spent
+        return choice
+
+    patch.setattr(policy, "_leave_too", as_wished)
+
+
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "fence": _fence,
     "proof": _proof,
@@ -161,6 +171,7 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "believed": _believed,
     "away": _away,
     "stays": _stays,
+    "spent": _spent,
 }
 
 

@@ -15,10 +15,10 @@ from swapper.core.types import FINAL, Lease, LeaseRequest, LeaseState
 from swapper.errors import StoreDown
 from swapper.store.protocol import Ended, Enqueued, Idempotency, KeyReused, NotFound, QueueFull, Store, WrongToken
 from tests.sim.front import ask, request_of
-from tests.sim.plan import CallPlan, OwnerPlan, Way
+from tests.sim.plan import BoxPlan, CallPlan, OwnerPlan, Way
 from tests.sim.serve import Serving
 from tests.sim.whose import opening
-from tests.sim.world import EPOCH_MS, World
+from tests.sim.world import EPOCH_MS, Place, World
 
 T = TypeVar("T")
 
@@ -142,6 +142,16 @@ class People:
                 return True
             await asyncio.sleep(min(plan.ttl_ms / 3000, max(0.05, until - world.now)))
         return False
+
+    async def send(self, place: Place, box: BoxPlan) -> None:
+        """The clients of a gate: each prompt at its time."""
+        prompts = place.prompts[box.name]
+        for at, takes_s in box.prompts:
+            await asyncio.sleep(max(0.0, at - self.world.now))
+            prompts.waiting.append(takes_s)
+            prompts.changed.set()
+            self.world.say(f"a prompt for {box.name}, {takes_s:.1f} s")
+            self.world.disturbed()
 
     async def _end(self, name: str, token: int | None = None) -> None:
         answer = await self._api(lambda store: store.end(name, token))

@@ -46,13 +46,20 @@ class ModelPlan:
 
 @dataclass(frozen=True, slots=True)
 class BoxPlan:
-    """One thing that is only started and stopped (kind none), and the seconds that takes."""
+    """One thing that is only started and stopped (kind none), and the seconds that takes.
+
+    `by_lease`: it is there by leases of its own, for `part_mib` (None: all) each. Its prompts: when they come, and the
+    seconds each takes.
+    """
 
     name: str
     need_mib: int
     default: bool
     start_s: float
     stop_s: float
+    by_lease: bool = False
+    part_mib: int | None = None
+    prompts: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

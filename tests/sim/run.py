@@ -130,6 +130,12 @@ class _Run:
             work = [group.create_task(people.own(owner)) for owner in plan.owners]
             work += [group.create_task(people.call(call)) for call in plan.calls]
             work += [group.create_task(troubles.run(trouble)) for trouble in plan.troubles]
+            work += [
+                group.create_task(people.send(place, box))
+                for place in world.places.values()
+                for box in place.plan.boxes
+                if box.by_lease
+            ]
             watch = group.create_task(self._until_broken(work))
             _, late = await asyncio.wait(work, timeout=OWNERS_END_S)
             if late and world.check.broken is None:

@@ -11,6 +11,7 @@ from collections.abc import Coroutine, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, cast
 
+from swapper.api.tail import Tail
 from swapper.coordinator import Coordinator
 from swapper.core.types import Step
 from swapper.errors import BackendError, StoreDown
@@ -19,6 +20,7 @@ from swapper.gateway.child import Children
 from swapper.gateway.context import GatewayContext, Limits, ModelInfo, Target
 from swapper.gateway.member import Member
 from swapper.store.protocol import Store
+from tests.sim.batches import BatchGate
 from tests.sim.box import BoxControl
 from tests.sim.front import Session
 from tests.sim.physical import SimMarks, WatchedRouter, finder
@@ -67,6 +69,7 @@ class Serving:
         self.doomed = False
         """Whether somebody kills it, and starts it again."""
         self._backends: dict[str, LlamaRouter | OnOff] = {}
+        self._tail: Tail | None = None
         self._stopping = False
         self._parts: list[asyncio.Task[None]] = []
         self.process.on_death.append(self._died)
@@ -103,10 +106,20 @@ class Serving:
                 await coordinator.listening.wait()
             if "agent" in parts:
                 self._part("agent", (await self._agent()).run())
+                self._gates()
         except StoreDown:
             world.say(f"{self.process.name} cannot start: the store does not answer")
             self.process.kill()
         await asyncio.Event().wait()
+
+    def _gates(self) -> None:
+        """Those before what is there by leases of its own."""
+        for place in self.world.places.values():
+            for box in place.boxes:
+                if box.plan.by_lease:
+                    self._tail = self._tail or Tail(self.store)
+                    gate = BatchGate(self.world, self.store, self._tail, box, place.prompts[box.plan.name])
+                    self._part(f"gate of {box.plan.name}", gate.run())
 
     def _part(self, name: str, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work, name=name)
@@ -125,6 +138,8 @@ class Serving:
         for part in reversed(self._parts):
             part.cancel()
         await asyncio.gather(*self._parts, return_exceptions=True)
+        if self._tail is not None:
+            await self._tail.close()
         if self.context is not None:
             await self.context.member.close()
         for backend in self._backends.values():

@@ -37,6 +37,7 @@ def test_the_same_seed_gives_the_same_history(seed: int) -> None:
         ("believed", (32, 49, 55), ""),
         ("away", (11, 157, 205), "S1"),
         ("stays", (82, 123), "not recovered"),
+        ("spent", (1, 4, 10), "without a lease"),
     ],
 )
 def test_each_mechanism_taken_away_is_missed(mutant: str, seeds: tuple[int, ...], word: str) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from swapper.core.spec import CardSpec, PolicySpec, Spec, TenantSpec
 from swapper.core.types import WorkClass
-from tests.sim.box import Box
+from tests.sim.box import Box, Prompts
 from tests.sim.check import Check, Limits
 from tests.sim.physical import WatchedRouter, WatchedStore, WatchedVram
 from tests.sim.plan import CardPlan, Plan
@@ -40,6 +40,7 @@ class Place:
     vram: WatchedVram
     slot_dir: Path
     boxes: tuple[Box, ...] = ()
+    prompts: Mapping[str, Prompts] = field(default_factory=dict[str, Prompts])
 
 
 class World:
@@ -108,7 +109,9 @@ class World:
             in_flight=self.calls_in_flight,
         )
         boxes = tuple(Box(box, card.name, vram, self.say, card.total_mib) for box in card.boxes)
-        return Place(card, f"r{number}", f"http://127.0.0.1:{5001 + int(number)}", router, vram, slot_dir, boxes)
+        prompts = {box.name: Prompts() for box in card.boxes if box.by_lease}
+        url = f"http://127.0.0.1:{5001 + int(number)}"
+        return Place(card, f"r{number}", url, router, vram, slot_dir, boxes, prompts)
 
     @property
     def now(self) -> float:
@@ -186,9 +189,10 @@ def spec_of(plan: Plan) -> Spec:
                 box.name,
                 card.name,
                 AGENTS_HOST,
-                box.need_mib,
-                kind="none",
+                box.need_mib if not box.by_lease else box.part_mib or card.capacity,
+                kind="comfyui" if box.by_lease else "none",
                 default=box.default,
+                by_lease=box.by_lease,
                 save=False,
                 serves_models=False,
             )
