@@ -19,6 +19,8 @@ _BOX_TROUBLES = (
 def more(plan: Plan) -> Plan:
     """The plan with all that is drawn apart."""
     cards = tuple(_rendering(plan.seed, _boxed(plan.seed, card)) for card in plan.cards)
+    if plan.controlled:  # else nobody tells that it was the memory
+        cards = tuple(_narrow(plan.seed, card) for card in cards)
     plan = replace(plan, cards=cards)
     troubles = [*plan.troubles, *_box_troubles(plan)]
     return replace(plan, troubles=tuple(sorted(troubles, key=lambda trouble: trouble.at)))
@@ -58,6 +60,16 @@ def _rendering(seed: int, card: CardPlan) -> CardPlan:
         prompts=tuple(prompts),
     )
     return replace(card, boxes=(*card.boxes, box))
+
+
+def _narrow(seed: int, card: CardPlan) -> CardPlan:
+    """A card with less room than the needs say, on some: enough for all that is always to be there, and little more."""
+    rng = random.Random(f"{seed}/{card.name}/room")
+    if rng.random() >= 0.5:
+        return card
+    always = [one.need_mib for one in (*card.models, *card.boxes) if one.default]
+    most = max((sum(always), *(model.need_mib for model in card.models)))
+    return replace(card, room_mib=most + rng.choice((100, 1500)))
 
 
 def _box_troubles(plan: Plan) -> list[Trouble]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import workers.verbs
-from swapper.core import clock, keeping, machine, policy
+from swapper.core import answers, clock, keeping, machine, policy
 from swapper.core.conversations import Conversation, ProofResult
 from swapper.core.draft import Draft
 from swapper.gateway import proof
@@ -158,6 +158,15 @@ def _spent(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(policy, "_leave_too", as_wished)
 
 
+def _crowded(patch: pytest.MonkeyPatch) -> None:
+    """For what runs out of memory nobody leaves."""
+
+    def nobody(*_: object) -> bool:
+        return False
+
+    patch.setattr(answers, "_crowded", nobody)
+
+
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "fence": _fence,
     "proof": _proof,
@@ -172,6 +181,7 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "away": _away,
     "stays": _stays,
     "spent": _spent,
+    "crowded": _crowded,
 }
 
 

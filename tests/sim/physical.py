@@ -77,8 +77,8 @@ class WatchedStore(MemoryStore):
 class WatchedVram(FakeVram):
     """Tells the check of everybody who takes VRAM."""
 
-    def __init__(self, card: str) -> None:
-        super().__init__()
+    def __init__(self, card: str, room_mib: int | None) -> None:
+        super().__init__(room_mib)
         self.card = card
         self.check: Check | None = None
 

@@ -66,7 +66,8 @@ class BoxPlan:
 class CardPlan:
     """One card, the models of the router beside it, and other things; `strategy` is how conversations are kept.
 
-    `every_ms`: so often idle slots are saved, None: never.
+    `every_ms`: so often idle slots are saved, None: never. `room_mib`: what its models find no room beyond, though
+    their needs say otherwise; None: they are right.
     """
 
     name: str
@@ -76,6 +77,7 @@ class CardPlan:
     strategy: str = "auto"
     every_ms: int | None = None
     boxes: tuple[BoxPlan, ...] = ()
+    room_mib: int | None = None
 
     @property
     def capacity(self) -> int:

@@ -38,6 +38,7 @@ def test_the_same_seed_gives_the_same_history(seed: int) -> None:
         ("away", (11, 157, 205), "S1"),
         ("stays", (82, 123), "not recovered"),
         ("spent", (1, 4, 10), "without a lease"),
+        ("crowded", (32, 48), "is no resident of"),
     ],
 )
 def test_each_mechanism_taken_away_is_missed(mutant: str, seeds: tuple[int, ...], word: str) -> None:

@@ -55,7 +55,7 @@ class World:
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count(1)
         self._pauses = random.Random(f"{plan.seed}/pauses")
-        vrams = {card.name: WatchedVram(card.name) for card in plan.cards}
+        vrams = {card.name: WatchedVram(card.name, card.room_mib) for card in plan.cards}
         held = {name: vram.held for name, vram in vrams.items()}
         self.stepped_ms = 0
         """How far the store's clock was stepped in all."""

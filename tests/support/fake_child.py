@@ -260,7 +260,11 @@ class FakeChild:
             why = "tensor 'token_embd.weight' data is not within the file bounds, model is corrupted or incomplete"
             self.house.log(f"[{self.port}] E llama_model_load: error loading model: {why}")
             self.house.log(f"[{self.port}] E srv    load_model: failed to load model, '{self.model.path}'")
-        if self.model.broken or self.strikes(Verb.LOAD, Kind.CHILD_DIES):
+        if overfull := self.house.vram.overfull:
+            what = f"allocating {self.model.vram_mib}.00 MiB on device 0: cudaMalloc failed: out of memory"
+            self.house.log(f"[{self.port}] E ggml_backend_cuda_buffer_type_alloc_buffer: {what}")
+            self.house.log(f"[{self.port}] E srv    load_model: failed to load model, '{self.model.path}'")
+        if self.model.broken or overfull or self.strikes(Verb.LOAD, Kind.CHILD_DIES):
             self.end(1)
             return
         self.mute = self.strikes(Verb.LOAD, Kind.MUTE) is not None

@@ -92,9 +92,13 @@ class Faults:
 
 
 class FakeVram:
-    """One card's memory in MiB: who holds how much. A probe of a simulation reads `used_mib`."""
+    """One card's memory in MiB: who holds how much. A probe of a simulation reads `used_mib`.
 
-    def __init__(self) -> None:
+    `room_mib`: what is loaded while more than that is held runs out of memory; None: nothing does.
+    """
+
+    def __init__(self, room_mib: int | None = None) -> None:
+        self.room_mib = room_mib
         self.held: dict[str, int] = {}
         self._stuck: set[str] = set()
 
@@ -102,6 +106,11 @@ class FakeVram:
     def used_mib(self) -> int:
         """All that is held now."""
         return sum(self.held.values())
+
+    @property
+    def overfull(self) -> bool:
+        """Whether more is held than there is."""
+        return self.room_mib is not None and self.used_mib > self.room_mib
 
     def take(self, holder: str, mib: int) -> None:
         """Hold so much from now on (instead of what it held)."""
