@@ -20,7 +20,7 @@ import psutil
 import structlog
 
 from swapper.errors import BackendError, BackendRefused
-from workers.backend import Backend, Loaded, Owners, Quiesced, Restored, Room, SaveArgs, Saved, TenantState
+from workers.backend import Backend, Filed, Loaded, Owners, Quiesced, Restored, Room, SaveArgs, Saved, TenantState
 from workers.control.launcher import stat_of
 
 _SHOWN = 300
@@ -142,6 +142,10 @@ class Hooked:
         """The backend's processes, where it knows them."""
         found = getattr(self._inner, "processes", None)
         return found() if found is not None else Owners()
+
+    async def files(self, tenant: str) -> tuple[Path, ...]:
+        """The files that the backend's tenant loads, where it knows them."""
+        return await self._inner.files(tenant) if isinstance(self._inner, Filed) else ()
 
 
 async def _failure(argv: Argv, folder: Path, which: str, tenant: str, limit_s: float) -> str | None:

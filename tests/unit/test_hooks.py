@@ -11,6 +11,7 @@ import pytest
 from swapper.errors import BackendDown, BackendError, BackendRefused
 from workers.backend import Loaded, Owners, Quiesced, Restored, Room, SaveArgs, Saved, TenantState
 from workers.hooks import Hooked, Hooks
+from workers.pagecache import files_of
 
 
 class Inner:
@@ -184,6 +185,16 @@ async def test_everything_else_is_the_backends(story: Path) -> None:
     assert [one async for one in backend.changes()] == [None]
     assert backend.shelf() == "shelf"
     assert backend.processes() == Owners()
+    assert await backend.files("s") == (), "one that knows no files has none"
+
+
+async def test_the_files_that_a_tenant_loads_are_the_backends_with_hooks_too(story: Path) -> None:
+    class Loads(Inner):
+        async def files(self, tenant: str) -> tuple[Path, ...]:
+            return (self.story.parent / f"{tenant.partition('/')[2]}.gguf",)
+
+    backend = Hooked(Loads(story), Hooks((says("a"),)), story.parent)
+    assert await files_of({"s": backend}, "s/m") == (story.parent / "m.gguf",)
 
 
 def alive(pid: int) -> bool:
