@@ -53,7 +53,7 @@ from swapper.snapshots.shelf import Shelved
 from swapper.statefolder import StateFolder, writing
 from swapper.store.kept import Kept
 from swapper.store.redis import RedisStore
-from swapper.watches import background, or_failed, until_ended, warn, watch_folder
+from swapper.watches import background, or_failed, started, until_ended, warn, watch_folder
 from workers.agent import Agent
 from workers.backend import Backend, Owners, Probe
 from workers.control import Control, Watched
@@ -153,7 +153,7 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
         agent = await _agent(config, host, store, spec, backends, probes, stack)
         await _notifier(config, agent.owner, store, stack, failed)
         await warn(store, tuple(await before_start(config, controls)))
-        await asyncio.gather(*(backend.start() for backend in backends.values()))
+        await started(backends)
         coordinator = Coordinator(store, spec, new_id)
         front = await _gateway(config, folder, store, stack)
         await background(stack, failed, until_ended(front.member), "gateway")

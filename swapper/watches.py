@@ -6,17 +6,18 @@ Invariant: a part that ends by itself is said once, in `failed`, and nothing her
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
 
 import structlog
 
 from swapper.core.commit import Alert, AlertKind, Commit
 from swapper.core.spec import Spec
-from swapper.errors import StoreDown, SwapperError
+from swapper.errors import BackendDown, StoreDown, SwapperError
 from swapper.gateway.member import Member
 from swapper.statefolder import StateFolder
 from swapper.store.redis import RedisStore
+from workers.backend import Backend
 
 log = structlog.get_logger(__name__)
 
@@ -45,6 +46,22 @@ async def background(
 
     task.add_done_callback(ended)
     stack.push_async_callback(cancel)
+
+
+async def started(backends: Mapping[str, Backend]) -> None:
+    """Start the servers that are ours to start. Raises BackendError where one cannot be started as it is configured.
+
+    One whose engine, manager or API is away now is left to the agent, which tries again: after a boot they come in any
+    order.
+    """
+
+    async def start(server: str, backend: Backend) -> None:
+        try:
+            await backend.start()
+        except BackendDown as down:
+            log.warning("the server does not start yet", server=server, error=str(down))
+
+    await asyncio.gather(*(start(server, backend) for server, backend in backends.items()))
 
 
 async def until_ended(member: Member) -> None:

@@ -175,3 +175,17 @@ async def test_what_its_store_takes_is_in_its_metrics(config: Config) -> None:
             assert got.status == 201
         async with http.get("/metrics") as got:
             assert 'swapper_store_seconds_count{op="enqueue"} 1.0' in (await got.text()).splitlines()
+
+
+async def test_an_engine_that_is_away_ends_no_serve_and_is_left_to_the_agent(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nobody.sock")
+    frigate = "{kind: none, control: docker, container: frigate, card: gpu0, vram: 2GiB, evict: never}"
+    path.write_text(CONFIG.replace("tenants: {}", f"tenants: {{frigate: {frigate}}}"))
+    async with (
+        running(load(path, {})) as server,
+        aiohttp.ClientSession() as session,
+        session.get(server.url + "/health") as answer,
+    ):
+        assert answer.status == 200
