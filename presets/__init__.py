@@ -16,7 +16,16 @@ from presets.options import ModelOptions, RouterOptions, Setting, effective, fro
 
 CHAT_INI = "chat.ini"
 CHAT_YAML = "chat.swapper.yaml"
-READY_MADE = (CHAT_INI, CHAT_YAML)
+READY_MADE = (
+    CHAT_INI,
+    CHAT_YAML,
+    "one-card.ini",
+    "one-card.swapper.yaml",  # chat, ComfyUI and immich's machine learning on one card
+    "two-cards.swapper.yaml",
+    "ollama.swapper.yaml",
+    "cpu.ini",
+    "cpu.swapper.yaml",
+)
 
 
 def path(name: str) -> Path:

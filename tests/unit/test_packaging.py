@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from presets import READY_MADE
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("swapper", "workers", "presets")
 
@@ -114,5 +116,5 @@ for name in presets.READY_MADE:
 assert files("swapper.store").joinpath("library.lua").read_text()
 """
     lines = _run([sys.executable, "-c", ask], tmp_path, PYTHONPATH=str(elsewhere)).splitlines()
-    assert len(lines) == 4
+    assert len(lines) == 2 + len(READY_MADE)
     assert all(line.startswith(str(elsewhere)) for line in lines)

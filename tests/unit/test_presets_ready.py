@@ -7,6 +7,7 @@ import pytest
 import presets
 from swapper.config import Config, load, loads
 from swapper.config.advice import Advice, advise, advise_live, model_options, read_preset
+from swapper.core import plan
 
 ENVIRON = {"HOME": "/home/ann"}
 
@@ -26,6 +27,38 @@ def test_the_ready_made_pair_fits_and_loses_nothing() -> None:
     assert config.notices == ()
     assert advise(config, ENVIRON) == []
     assert config.models()["chat"] == "llama/qwen3-32b"
+
+
+@pytest.mark.parametrize("name", [name for name in presets.READY_MADE if name.endswith(".yaml")])
+def test_each_ready_made_configuration_is_accepted_and_loses_no_conversation(name: str) -> None:
+    config = load(presets.path(name), ENVIRON)
+    assert config.notices == ()
+    assert said(advise(config, ENVIRON)) == ""
+
+
+@pytest.mark.parametrize("name", [name for name in presets.READY_MADE if name.endswith(".ini")])
+def test_each_ready_made_preset_is_read_without_a_problem(name: str) -> None:
+    assert presets.parse(presets.path(name).read_text()).problems == ()
+
+
+def test_every_ready_made_file_is_named() -> None:
+    folder = Path(presets.__file__).parent
+    assert {path.name for path in folder.iterdir() if path.suffix in (".ini", ".yaml")} == set(presets.READY_MADE)
+
+
+def test_on_one_card_what_serves_all_day_fits_side_by_side_and_an_encode_beside_it() -> None:
+    spec = load(presets.path("one-card.swapper.yaml"), ENVIRON).spec().learned({"gpu0": 24_564})  # an RTX 4090
+    always = [spec.tenants[name].need_mib for name in ("llama/qwen3-14b", "immich-ml")]
+    encode = 2048
+    assert sum(always) + encode <= plan.capacity(spec, "gpu0")
+
+
+def test_on_two_cards_each_server_is_told_the_gpu_of_its_card() -> None:
+    config = load(presets.path("two-cards.swapper.yaml"), ENVIRON)
+    for name, place in (("llama", "0"), ("coder", "1")):
+        entry = config.document.tenants[name]
+        assert f"CUDA_VISIBLE_DEVICES={place}" in entry.command
+        assert config.document.cards[entry.card].gpus == (place,)
 
 
 def test_the_ready_made_preset_gives_each_conversation_the_context_its_comment_says() -> None:
