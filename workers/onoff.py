@@ -125,8 +125,8 @@ class OnOff:
         began = loop.time()
         await self._fence()
         await asyncio.to_thread(self._away.forget)
-        await self._control.ensure()
         try:
+            await self._control.ensure()
             await self._up()
         except BackendError:
             await self._take_back()

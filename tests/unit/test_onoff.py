@@ -132,6 +132,20 @@ async def test_what_did_not_come_up_does_not_stay_and_is_started_anew_the_next_t
     assert control.orders == ["ensure", "stop 7000", "ensure"]
 
 
+async def test_a_start_that_nobody_answered_in_time_is_not_left_on_its_way() -> None:
+    class Slow(FakeControl):
+        async def ensure(self) -> None:
+            await super().ensure()
+            raise BackendDown("systemctl start has no answer in 120 s")
+
+    control = Slow()
+    control.comes_up_as = Phase.STARTING
+    backend = backend_on(control)
+    with pytest.raises(BackendDown, match="no answer in 120 s"):
+        await backend.load(NAME)
+    assert (control.orders, await state(backend)) == (["ensure", "stop 7000"], TenantState.UNLOADED)
+
+
 async def test_what_did_not_come_up_and_is_never_evicted_is_left_as_it_is() -> None:
     control = FakeControl()
     control.comes_up_as = Phase.STUCK
