@@ -58,3 +58,10 @@ def test_how_far_it_has_come(state: dict[str, Any], phase: Phase, why: str) -> N
 def test_how_its_last_run_ended(state: dict[str, Any], ended: ExitStatus | None) -> None:
     found = Container.of(document(**{"FinishedAt": "2026-11-30T10:00:01.000000001Z", **state}))
     assert found.exit_status() == ended
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(9, "ended by SIGKILL"), (34, "ended by SIGRTMIN"), (44, "ended by signal 44")]
+)
+def test_every_signal_can_be_said(number: int, said: str) -> None:
+    assert str(ExitStatus(None, number, 0)) == said

@@ -27,7 +27,10 @@ class ExitStatus:
         return self.code == 0
 
     def __str__(self) -> str:
-        return f"exit status {self.code}" if self.signal is None else f"ended by {signal.Signals(self.signal).name}"
+        if self.signal is None:
+            return f"exit status {self.code}"
+        named = self.signal in set(signal.Signals)  # most of the real-time ones have no name
+        return f"ended by {signal.Signals(self.signal).name if named else f'signal {self.signal}'}"
 
 
 class Phase(StrEnum):
