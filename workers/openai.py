@@ -223,9 +223,10 @@ class OpenAiServer(Kind):
         await self._refuse_foreign()
         if self._ours:
             await self._http.fence()
-            await self._control.ensure()
-        self._waking = True
+        self._waking, slept = True, False
         try:
+            if self._ours:
+                await self._control.ensure()
             with self._loading():
                 await self._listening()
             slept = self._rests and self._engine is not None and await self._engine.resting()
@@ -238,6 +239,9 @@ class OpenAiServer(Kind):
             if self._ours and before is not TenantState.LOADED:  # left there, it would be taken for one that answers
                 with suppress(BackendError):
                     await self._control.stop(_STOP_MS)
+            elif slept and self._engine is not None:  # awake in part it has VRAM, and says that it sleeps
+                with suppress(BackendError):
+                    await self._engine.rest(self._limits.settle_s)
             raise
         finally:
             self._waking = False

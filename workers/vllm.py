@@ -83,10 +83,13 @@ class Vllm:
 
 
 def gauges(text: str, names: tuple[str, ...]) -> int | None:
-    """The sum of Prometheus gauges over all their labels; None where one of them is not there."""
-    found: dict[str, float] = {}
+    """The sum of Prometheus gauges over all their labels; None where one of them is not there, or is no number."""
+    found: dict[str, int] = {}
     for line in text.splitlines():
         name = line.partition("{")[0].partition(" ")[0]
         if name in names:
-            found[name] = found.get(name, 0.0) + float(line.rpartition(" ")[2])
-    return int(sum(found.values())) if len(found) == len(names) else None
+            try:
+                found[name] = found.get(name, 0) + int(float(line.rpartition(" ")[2]))
+            except (ValueError, OverflowError):  # no count: NaN, or another server's
+                return None
+    return sum(found.values()) if len(found) == len(names) else None

@@ -195,12 +195,16 @@ def _not_found() -> web.Response:
 
 
 class Vllm(OpenAi):
-    """`dev`: it was started for development. `dead`: a call was in flight when it went to sleep."""
+    """`dev`: it was started for development. `dead`: a call was in flight when it went to sleep.
+
+    `wakes_badly`: only its weights come back, and it says that it failed.
+    """
 
     def __init__(self, *models: str, embeds: tuple[str, ...] = ()) -> None:
         super().__init__(*models, embeds=embeds)
         self.dev = True
         self.sleep_mode = True
+        self.wakes_badly = False
         self.dead = False
         self.level = 0
         self.away: set[str] = set()
@@ -252,10 +256,11 @@ class Vllm(OpenAi):
 
     async def _wake(self, request: web.Request) -> web.Response:
         tags = request.query.getall("tags", ["weights", "kv_cache"])
+        if self.wakes_badly:
+            tags = tags[:1]
         self.away -= set(tags)
-        if not self.away:
-            self.holding.update(self.models)
-        return web.Response()
+        self.holding.update(self.models)  # and it says that it sleeps until all of it is back
+        return refusal(500, "CUDA error: out of memory") if self.wakes_badly else web.Response()
 
     async def _rpc(self, request: web.Request) -> web.Response:
         if (await request.json())["method"] == "reload_weights" and "weights" not in self.away:

@@ -224,6 +224,33 @@ async def test_sleep_takes_its_level_from_the_query_and_level_two_reads_the_weig
         ]
 
 
+async def test_what_is_not_ours_and_woke_in_part_only_is_put_to_sleep_again() -> None:
+    fake = fake_kinds.Vllm("m")
+    backend = vllm(fake)
+    async with running(fake, backend):
+        await backend.release("s", limit_ms=1_000)
+        fake.wakes_badly = True
+        with pytest.raises(BackendError, match="out of memory"):
+            await backend.load("s")
+        assert (await backend.observe(), fake.holding) == ({"s": TenantState.UNLOADED}, set())
+
+
+async def test_what_could_not_be_started_in_time_is_not_left_on_its_way() -> None:
+    fake = OpenAi("m")
+    control = Starter(fake)
+    control.fails = True
+    backend = server(fake, control=control)
+    with pytest.raises(BackendError, match="it cannot be started"):
+        await backend.load("s")
+    assert control.orders == ["ensure", "stop"]
+    await backend.close()
+
+
+@pytest.mark.parametrize("told", ["NaN", "soon", "+Inf"])
+def test_what_is_no_count_tells_nothing(told: str) -> None:
+    assert gauges(f"a 1.0\nb {told}", ("a", "b")) is None
+
+
 async def test_with_a_call_in_flight_at_the_end_of_its_time_it_is_not_put_to_sleep() -> None:
     fake = fake_kinds.Vllm("m")
     backend = vllm(fake)
