@@ -42,7 +42,7 @@ def elsewhere(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _files_of_the_tree() -> set[str]:
+def files_of_the_tree() -> set[str]:
     found = {path for package in PACKAGES for path in (ROOT / package).rglob("*") if path.is_file()}
     return {str(path.relative_to(ROOT)) for path in found if "__pycache__" not in path.parts}
 
@@ -50,7 +50,7 @@ def _files_of_the_tree() -> set[str]:
 def test_the_wheel_holds_every_file_of_the_packages_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    assert names == _files_of_the_tree()
+    assert names == files_of_the_tree()
 
 
 def test_what_is_not_python_is_among_them(wheel: Path) -> None:
