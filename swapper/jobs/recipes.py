@@ -7,6 +7,7 @@ disk (blocking); the rest is pure.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -132,6 +133,8 @@ def _number(name: str, param: Param, text: str) -> str:
         value = int(text) if param.kind == "int" else float(text)
     except ValueError:
         raise Refused(name, f"{text!r} is no {'whole number' if param.kind == 'int' else 'number'}") from None
+    if isinstance(value, float) and not math.isfinite(value):
+        raise Refused(name, f"{text!r} is no number")
     low, high = param.low, param.high
     if not (float("-inf") if low is None else low) <= value <= (float("inf") if high is None else high):
         raise Refused(name, f"{text} is not between {low:g} and {high:g}")

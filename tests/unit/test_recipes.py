@@ -71,6 +71,12 @@ def test_what_a_recipe_does_not_take_is_named(root: Path, given: dict[str, objec
     assert said in str(refused.value)
 
 
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_what_is_no_finite_number_is_no_number(root: Path, value: str) -> None:
+    with pytest.raises(Refused, match="is no number"):
+        recipe(root, {"speed": "number"}).checked({"speed": value})
+
+
 def test_a_text_is_no_option(root: Path) -> None:
     found = recipe(root, {"title": "text", "gain": "number -1..1 = 0"}, ("say", "{title}", "{gain}"))
     assert found.checked({"title": "hello", "gain": -0.5}) == {"title": "hello", "gain": "-0.5"}
