@@ -15,6 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
+import structlog
+
+from swapper.errors import BackendError
 from workers.control import ExitStatus, launcher
 from workers.control.command import CommandControl
 from workers.vram.holders import Holder
@@ -26,6 +29,7 @@ _LOOK_S = 0.02
 _DURATION = re.compile(rb"Duration: (\d+):(\d+):(\d+(?:\.\d+)?)")
 _OUT_TIME = re.compile(rb"out_time_us=(\d+)")
 _HEAD, _TAIL = 64 << 10, 4 << 10
+log = structlog.stdlib.get_logger(__name__)
 
 
 class JobProcess:
@@ -55,7 +59,10 @@ class JobProcess:
     async def start(self, argv: Sequence[str], env: Mapping[str, str], *, follows: bool) -> None:
         """Start it. `follows`: it is ffmpeg, and is to tell its progress. Raises BackendError when it cannot run."""
         assert not self.begun, "a job runs once"
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise BackendError(f"{self._name} cannot be started: {self._folder}: {error.strerror}") from error
         words = (argv[0], "-progress", str(self._folder / _PROGRESS), "-nostats", *argv[1:]) if follows else argv
         await self._control(words, env).ensure()
 
@@ -68,7 +75,8 @@ class JobProcess:
             try:
                 while self.pid() is not None:
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(exit_seen.wait(), 1.0)
+                        async with asyncio.timeout(1.0):
+                            await exit_seen.wait()
             finally:
                 holder.close()
         for _ in range(round(_EXIT_WRITTEN_S / _LOOK_S)):  # its launcher writes it down a moment later
@@ -98,15 +106,21 @@ class JobProcess:
         return None
 
     def discard(self) -> None:
-        """Nothing of it is to stay under a name that somebody might take for its output. Blocking; may be repeated."""
+        """Nothing of it is to stay under a name that somebody might take for its output. Blocking; may be repeated.
+
+        What cannot be removed stays under its hidden name, which says whose it was, and is told in the log.
+        """
         if not (self._folder / _PUBLISHING).exists():
             for written in self._outputs.values():
-                written.unlink(missing_ok=True)
+                try:
+                    written.unlink(missing_ok=True)
+                except OSError as error:
+                    log.warning("what a job wrote stays", job=self._name, path=str(written), why=error.strerror)
 
     def progress(self) -> float | None:
         """How far it is, 0 to 1, by what ffmpeg tells; None where it does not. Blocking."""
-        told, log = _end_of(self._folder / _PROGRESS, _TAIL), _begin_of(self._folder / "log", _HEAD)
-        times, length = _OUT_TIME.findall(told), _DURATION.search(log)
+        told, said = _end_of(self._folder / _PROGRESS, _TAIL), _begin_of(self._folder / "log", _HEAD)
+        times, length = _OUT_TIME.findall(told), _DURATION.search(said)
         if not times or length is None:
             return None
         hours, minutes, seconds = (float(part) for part in length.groups())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -20,18 +21,23 @@ import structlog
 from swapper.api.tail import Tail
 from swapper.core.jobs import Job, JobState
 from swapper.core.types import FINAL, Lease, LeaseRequest, LeaseState, WorkClass
-from swapper.errors import BackendError
+from swapper.errors import BackendError, StoreDown
 from swapper.jobs.recipes import Recipe
 from swapper.store.protocol import Ended, Enqueued, NotFound, Store
 from workers.control import ExitStatus
 from workers.jobs import JobProcess, in_temporary
-from workers.supervise import kept_running, until_stored
+from workers.supervise import kept_running, supervised, until_stored
 
 TTL_MS = 60_000
 """So long a job's lease lives without us; its process goes on meanwhile, and is found again."""
 BEAT_S = 15.0
 LEFT_LINES = 3
 _OPEN = 100_000
+FULL = "no more leases may wait (policy.max_queue)"
+_PUT_BACK = "the store was put back to an older state, without its lease"
+_TIDY_S = 3600.0
+_GRACE_MS = 30_000
+"""Of a job whose recipe is not known any more."""
 _REMEMBERED = 100
 """The processes of so many jobs that are over are known still: their cards may just be proved free."""
 log = structlog.stdlib.get_logger(__name__)
@@ -73,6 +79,8 @@ class Jobs:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._cancels: dict[str, asyncio.Event] = {}
         self._processes: dict[str, JobProcess] = {}
+        self._left: deque[str] = deque()
+        self._closed = False
 
     # ---- what callers ask for
 
@@ -90,11 +98,15 @@ class Jobs:
             params=params,
             output=recipe.outputs(params),
         )
-        job = await self._store.put_job(job) or job
-        if await self._enqueue(job, recipe) is None:
-            full = "no more leases may wait (policy.max_queue)"
-            await self._finish(job, JobState.FAILED, full)
-            raise Crowded(full)
+        try:
+            job = await self._store.put_job(job) or job
+            room = await self._enqueue(job, recipe) is not None
+        except (StoreDown, asyncio.CancelledError):
+            self._begin(replace(job, cancelled=True))  # it may be on record, and nobody was told of it
+            raise
+        if not room:
+            await self._finish(job, JobState.FAILED, FULL)
+            raise Crowded(FULL)
         self._begin(job)
         return job
 
@@ -123,33 +135,37 @@ class Jobs:
 
     async def run(self) -> None:
         """Go on with every job of this host that is not over; returns never."""
-        mine = [
-            job
-            for job in await until_stored("read the jobs", lambda: self._store.jobs(limit=_OPEN, unfinished=True))
-            if job.host == self._host
-        ]
-        await self._tidy({job.id for job in mine})
-        for job in mine:
-            self._begin(job)
         try:
-            await asyncio.Event().wait()
+            for job in await until_stored("read the jobs", lambda: self._store.jobs(limit=_OPEN, unfinished=True)):
+                if job.host == self._host:
+                    self._begin(job)
+            while True:
+                await supervised("tidy the folders of jobs", self.tidy())
+                await asyncio.sleep(_TIDY_S)
         finally:
+            self._closed = True
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def _begin(self, job: Job) -> None:
-        if job.id in self._tasks:
+        if job.id in self._tasks or self._closed:
             return
         self._processes[job.lease] = self.process(job)
-        while len(self._processes) > _REMEMBERED + len(self._tasks):
-            del self._processes[next(iter(self._processes))]
         flag = self._cancels[job.id] = asyncio.Event()
         if job.cancelled:
             flag.set()
         task = asyncio.create_task(kept_running(f"job {job.id}", lambda: self._see_to(job.id, flag)))
         self._tasks[job.id] = task
-        task.add_done_callback(lambda _: (self._tasks.pop(job.id, None), self._cancels.pop(job.id, None)))
+        task.add_done_callback(lambda _: self._leave(job))
+
+    def _leave(self, job: Job) -> None:
+        """Nobody sees to it any more. Only those that are over count among the remembered ones."""
+        self._tasks.pop(job.id, None)
+        self._cancels.pop(job.id, None)
+        self._left.append(job.lease)
+        while len(self._left) > _REMEMBERED:
+            self._processes.pop(self._left.popleft(), None)
 
     async def _see_to(self, job_id: str, cancelled: asyncio.Event) -> None:
         """Bring a job to its end."""
@@ -158,8 +174,8 @@ class Jobs:
             return
         process, recipe = self.process(job), self.recipes.get(job.recipe)
         lease = await self._decided(job, recipe, process, cancelled)
-        if lease is None:
-            await self._end_early(job, process, "the store was put back to an older state, without its lease")
+        if isinstance(lease, str):
+            await self._end_early(job, process, lease)
         elif process.begun:
             await self._follow(job, lease, process, recipe, cancelled)
         elif lease.state is not LeaseState.GRANTED:
@@ -178,15 +194,18 @@ class Jobs:
 
     async def _decided(
         self, job: Job, recipe: Recipe | None, process: JobProcess, cancelled: asyncio.Event
-    ) -> Lease | None:
-        """Its lease, once it is granted or over; None where the store has it no more."""
+    ) -> Lease | str:
+        """Its lease, once it is granted or over; where the store has none, why not."""
+        full = False
         if recipe is not None and not process.begun and job.state is JobState.QUEUED:
-            await until_stored("ask for a job's lease", lambda: self._enqueue(job, recipe))
+            full = await until_stored("ask for a job's lease", lambda: self._enqueue(job, recipe)) is None
         with self._tail.watch(job.lease) as changed:
             while True:
                 changed.clear()
                 lease = await until_stored("read a job's lease", lambda: self._store.lease(job.lease))
-                if lease is None or lease.state is LeaseState.GRANTED or lease.state in FINAL:
+                if lease is None:
+                    return FULL if full else _PUT_BACK
+                if lease.state is LeaseState.GRANTED or lease.state in FINAL:
                     return lease
                 if cancelled.is_set():
                     await until_stored("give a job's lease up", lambda: self._store.end(job.lease, None))
@@ -200,9 +219,13 @@ class Jobs:
         env = {name: value for name, value in devices.items() if value is not None}
         env |= {"SWAPPER_LEASE": lease.id, "SWAPPER_TOKEN": str(lease.token), "SWAPPER_URL": self._url}
         await self._fence()
+        if (over := await self._renewed(lease, None)) is not None:  # while this host was made sure of
+            return over
         try:
             await process.start(words, env, follows=recipe.follows)
         except BackendError as error:
+            await process.end(recipe.grace_ms)  # a slow start may have come about all the same
+            await asyncio.to_thread(process.discard)
             return str(error)
         return None
 
@@ -218,7 +241,7 @@ class Jobs:
             why = None
             if not ended.done():
                 why = beat.result() if beat.done() else "it was cancelled"
-                await process.end(30_000 if recipe is None else recipe.grace_ms)
+                await process.end(_GRACE_MS if recipe is None else recipe.grace_ms)
             status = await ended
         finally:
             for task in (ended, beat, stop):
@@ -232,25 +255,31 @@ class Jobs:
         """Renew the lease until it is over; returns why it is, in words."""
         while True:
             progress = await asyncio.to_thread(process.progress)
-
-            async def beat(progress: float | None = progress) -> Lease | object:
-                return await self._store.heartbeat(lease.id, lease.token or 0, progress=progress)
-
-            match await until_stored("renew a job's lease", beat):
-                case Ended(lease=over):
-                    return f"its lease was {over.state}: {over.reason or 'without a reason'}"
-                case Lease():
-                    pass
-                case NotFound():
-                    return "the store was put back to an older state, without its lease"
-                case _:
-                    return "its lease is another's now"
+            if (over := await self._renewed(lease, progress)) is not None:
+                return over
             with self._tail.watch(lease.id) as changed, suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), BEAT_S)
+                async with asyncio.timeout(BEAT_S):
+                    await changed.wait()
+
+    async def _renewed(self, lease: Lease, progress: float | None) -> str | None:
+        """Renew it once; where it is over, why, in words."""
+
+        async def beat() -> Lease | object:
+            return await self._store.heartbeat(lease.id, lease.token or 0, progress=progress)
+
+        match await until_stored("renew a job's lease", beat):
+            case Lease():
+                return None
+            case Ended(lease=over):
+                return f"its lease was {over.state}: {over.reason or 'without a reason'}"
+            case NotFound():
+                return _PUT_BACK
+            case _:
+                return "its lease is another's now"
 
     async def _end_early(self, job: Job, process: JobProcess, why: str) -> None:
         if process.begun:
-            await process.end(30_000)
+            await process.end(_GRACE_MS)
             await asyncio.to_thread(process.discard)
         await self._finish(job, JobState.FAILED, why)
 
@@ -289,10 +318,14 @@ class Jobs:
             job = replace(job, version=now.version, cancelled=now.cancelled)
         return written
 
-    async def _tidy(self, open_jobs: set[str]) -> None:
-        """Folders of jobs that the store has forgotten go."""
+    async def tidy(self) -> None:
+        """Folders of jobs that the store has forgotten go, and what may still run of these."""
+        there = await asyncio.to_thread(_names, self._folder)  # first: a job is on record before it has a folder
         known = {job.id for job in await until_stored("read the jobs", lambda: self._store.jobs(limit=_OPEN))}
-        await asyncio.to_thread(_remove_others, self._folder, known | open_jobs)
+        for name in sorted(there - known):
+            with suppress(BackendError):  # it hangs in the kernel: its folder stays, and is looked at again
+                await JobProcess(name, self._folder / name, {}).end(_GRACE_MS)
+                await asyncio.to_thread(shutil.rmtree, self._folder / name, ignore_errors=True)
 
 
 def _without_a_start(job: Job, lease: Lease) -> tuple[JobState, str]:
@@ -320,11 +353,11 @@ def _judged(
     return JobState.FAILED, problem
 
 
-def _remove_others(folder: Path, known: set[str]) -> None:
-    with suppress(OSError):
-        for path in folder.iterdir():
-            if path.name not in known:
-                shutil.rmtree(path, ignore_errors=True)
+def _names(folder: Path) -> set[str]:
+    try:
+        return {path.name for path in folder.iterdir()}
+    except FileNotFoundError:
+        return set()
 
 
 async def _either(*events: asyncio.Event) -> None:
