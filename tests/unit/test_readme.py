@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
+import presets
 from presets import RouterOptions, effective, losses, parse
 from swapper.cli import COMMANDS
 from swapper.config import load, loads
@@ -111,6 +112,18 @@ def test_the_commands_it_shows_can_be_read_as_they_stand(line: str) -> None:
         command = command.commands[arguments.pop(0)]
     if arguments and "CMD..." not in arguments:
         command.make_context(name, arguments)
+
+
+def test_what_it_points_to_is_there() -> None:
+    """Sections by their anchors, files by their paths, ready-made ones by their names."""
+    headings = re.findall(r"^#+ (.+)$", README, re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    pointed = re.findall(r"\]\((?!http)([^)]+)\)", README)
+    assert [one for one in pointed if one.startswith("#") and one[1:] not in anchors] == []
+    assert [one for one in pointed if not one.startswith("#") and not (ROOT / one).exists()] == []
+    assert set(re.findall(r"`([a-z-]+\.swapper\.yaml)`", README)) == {
+        name for name in presets.READY_MADE if name.endswith(".yaml")
+    }
 
 
 def test_modules_it_runs_are_there() -> None:
