@@ -4,7 +4,7 @@ Invariant: it refuses what the real one refuses: a patch of a wrong type (415), 
 the account may not (403), what is not there (404), a watch from before what it still remembers (410 as an event). And
 it lies as the real one does: `status.replicas` drops at once, while terminating pods stay listed until they are gone;
 `observedGeneration` lags behind; a watch ends without a word. `controller` False: nothing moves by itself; `brisk`:
-pods that terminate are gone in a moment.
+pods that terminate are gone in a moment; `stranger`: what a proxy before it says with a 200 instead.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class FakeKube:
         self.extra: dict[str, list[dict[str, Any]]] = {}
         self.requests: list[str] = []
         self.conflicts = 0
+        self.stranger = ""
         self.url = ""
         self._version = 100
         self._oldest = 0
@@ -149,6 +150,8 @@ class FakeKube:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.requests.append(f"{request.method} {request.path}")
+        if self.stranger:
+            return web.Response(text=self.stranger, content_type="text/html")
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
             return _status(401, "Unauthorized")
         if request.path.endswith("/selfsubjectaccessreviews"):

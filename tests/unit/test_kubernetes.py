@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -219,6 +220,69 @@ async def test_an_api_that_is_away_says_nothing_and_is_found_again(kube: FakeKub
     assert seen.why.startswith(f"the Kubernetes API at {kube.url} does not answer: ")
     with pytest.raises(BackendDown):
         await control.stop()
+
+
+@pytest.mark.parametrize("said", ["<html>sign in</html>", "[]", '{"type": "ADDED'])
+async def test_a_stranger_that_answers_for_the_api_says_nothing_and_ends_no_watch(
+    kube: FakeKube, made: Made, said: str
+) -> None:
+    control = made()
+    told = control.changes()
+    await anext(told)
+    await until(control, Phase.UP)
+    kube.stranger = said
+    kube.cut()
+    while (seen := await control.look()).phase is not Phase.UNREACHABLE:
+        await anext(told)
+    assert seen.why == f"who answers at {kube.url} is no Kubernetes API; what stands before it?"
+    before = len(kube.requests)
+    kube.stranger = ""
+    async for _ in told:
+        if sum(request.endswith("/deployments") for request in kube.requests[before:]) > 1:
+            break  # listed anew, and watched from there
+        kube.status("ml", readyReplicas=0)
+    change = asyncio.ensure_future(anext(told))
+    kube.status("ml", readyReplicas=1)
+    await change
+
+
+async def test_certificates_that_cannot_be_used_are_a_sentence(kube: FakeKube, tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    there = "certificate-authority: nowhere.crt"
+    config.write_text(
+        f"""
+current-context: home
+contexts: [{{name: home, context: {{cluster: c, user: u}}}}]
+clusters: [{{name: c, cluster: {{server: "https://10.0.0.1:6443", {there}}}}}]
+users: [{{name: u, user: {{token: s3cret}}}}]
+"""
+    )
+    control = KubernetesControl("t", "ml", "immich", lambda: cluster({"KUBECONFIG": str(config)}))
+    seen = await control.look()
+    assert seen.phase is Phase.UNREACHABLE
+    assert seen.why.startswith(f"{config}: the certificates of its cluster or user cannot be used: ")
+    with pytest.raises(BackendRefused, match=r"/ca.crt cannot be used: .*; does this pod mount its account\?"):
+        cluster({"HOME": str(tmp_path), "KUBERNETES_SERVICE_HOST": "10.0.0.1"}, tmp_path / "account")
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ({"command": "sh", "args": ["-c", "exit 3", "s3cret"]}, "sh, .* fails: it ended with 3"),
+        ({"command": "sh", "args": ["-c", "echo null # s3cret"]}, "sh, .* fails: it tells no token"),
+        ({"command": "no-such-program", "args": ["s3cret"]}, "no-such-program, .* fails: No such file or directory"),
+        ({"args": ["s3cret"]}, "None, .* fails: No such file or directory"),
+    ],
+)
+async def test_a_program_that_gives_no_token_is_told_without_its_arguments(
+    kube: FakeKube, command: dict[str, object], why: str
+) -> None:
+    where = Cluster(kube.url, token="s3cret", command=command)
+    control = KubernetesControl("t", "ml", "immich", lambda: where)
+    seen = await control.look()
+    assert re.search(why, seen.why)
+    assert "s3cret" not in f"{seen.why} {where!r}"
+    await control.close()
 
 
 async def test_where_the_api_is_comes_from_a_kubeconfig_or_from_the_pod(tmp_path: Path) -> None:

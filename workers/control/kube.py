@@ -49,9 +49,9 @@ class Cluster:
 
     server: str
     tls: ssl.SSLContext | None = None
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     token_file: Path | None = None
-    command: Mapping[str, Any] | None = None
+    command: Mapping[str, Any] | None = field(default=None, repr=False)
     namespace: str = "default"
 
 
@@ -66,7 +66,10 @@ def cluster(environ: Mapping[str, str], account: Path = _ACCOUNT) -> Cluster:
         said = f"no Kubernetes is known here: there is neither {path} nor KUBECONFIG, and this is no pod"
         raise BackendRefused(said)
     host = f"[{host}]" if ":" in host else host
-    tls = ssl.create_default_context(cafile=str(account / "ca.crt"))
+    try:
+        tls = ssl.create_default_context(cafile=str(account / "ca.crt"))
+    except OSError as error:
+        raise BackendRefused(f"{account}/ca.crt cannot be used: {error}; does this pod mount its account?") from error
     with suppress(OSError):
         namespace = (account / "namespace").read_text().strip()
         return Cluster(f"https://{host}:{port}", tls, token_file=account / "token", namespace=namespace)
@@ -84,9 +87,13 @@ def _of_file(path: Path) -> Cluster:
     user = _named(config, "users", context.get("user"), "user", path)
     server = str(there.get("server", "")).rstrip("/")
     token_file = user.get("tokenFile")
+    try:
+        tls = _tls(there, user, path.parent) if server.startswith("https") else None
+    except (OSError, ValueError) as error:  # a file that is not there, what is no certificate, what is no base64
+        raise BackendRefused(f"{path}: the certificates of its cluster or user cannot be used: {error}") from error
     return Cluster(
         server,
-        _tls(there, user, path.parent) if server.startswith("https") else None,
+        tls,
         token=user.get("token"),
         token_file=path.parent / token_file if token_file else None,
         command=user.get("exec"),
@@ -173,6 +180,8 @@ class Kube:
                     yield event
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._down(error) from error
+        except (ValueError, KeyError, TypeError) as error:  # cut within a line, or somebody else answers for it
+            raise self._strange() from error
 
     @property
     def _tls(self) -> ssl.SSLContext | bool:
@@ -216,7 +225,16 @@ class Kube:
             raise BackendDown(f"the Kubernetes API at {self.cluster.server} fails with {answer.status}")
         if answer.status >= 300:
             raise _refusal(answer.status, raw)
-        return cast("dict[str, Any]", json.loads(raw))
+        try:
+            told: object = json.loads(raw)
+        except ValueError:
+            told = None
+        if not isinstance(told, dict):
+            raise self._strange()
+        return cast("dict[str, Any]", told)
+
+    def _strange(self) -> BackendDown:
+        return BackendDown(f"who answers at {self.cluster.server} is no Kubernetes API; what stands before it?")
 
     def _down(self, error: BaseException) -> BackendDown:
         why = str(error) or "no answer in time"
@@ -233,10 +251,24 @@ def _refusal(status: int, raw: bytes) -> BackendRefused:
 
 def _token_of(command: Mapping[str, Any]) -> str | None:
     """Of a credential plugin. Source: client.authentication.k8s.io ExecCredential."""
-    argv = [str(command["command"]), *map(str, cast("Sequence[object]", command.get("args") or ()))]
+    argv = [str(command.get("command")), *map(str, cast("Sequence[object]", command.get("args") or ()))]
     extra = {str(one["name"]): str(one["value"]) for one in objects(command.get("env"))}
     try:
         told = subprocess.run(argv, capture_output=True, env={**os.environ, **extra}, timeout=_EXEC_S, check=True)
         return cast("dict[str, Any]", json.loads(told.stdout))["status"].get("token")
-    except (OSError, subprocess.SubprocessError, ValueError, KeyError) as error:
-        raise BackendRefused(f"{argv[0]}, which the kubeconfig names for the token, fails: {error}") from error
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, AttributeError) as error:
+        why = _why_no_token(error)
+        raise BackendRefused(f"{argv[0]}, which the kubeconfig names for the token, fails: {why}") from None
+
+
+def _why_no_token(error: Exception) -> str:
+    """Without its arguments and its output, which may hold secrets."""
+    match error:
+        case subprocess.CalledProcessError():
+            return f"it ended with {error.returncode}"
+        case subprocess.TimeoutExpired():
+            return f"no answer in {_EXEC_S:g} s"
+        case OSError():
+            return error.strerror or type(error).__name__
+        case _:
+            return "it tells no token"

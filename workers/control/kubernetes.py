@@ -22,7 +22,7 @@ from workers.control.scalers import suspects
 
 KEPT = "swapper/replicas"
 """The annotation with the number of replicas before swapper scaled to 0."""
-_DENIED, _NOT_FOUND, _CONFLICT, _GONE = 403, 404, 409, 410
+_DENIED, _NOT_FOUND, _CONFLICT = 403, 404, 409
 _ATTEMPTS = 5
 _LEAVE_S = 30.0
 """Beyond their grace pods may take so long to be gone from the API."""
@@ -287,11 +287,12 @@ class KubernetesControl:
                 listed = await self._open().get(path, **params)
                 self._pulse.beat()
                 pause = _PAUSES_S[0]
-                async for _ in self._open().watch(path, listed["metadata"]["resourceVersion"], **params):
+                async for _ in self._open().watch(
+                    path, str(fields_of(listed.get("metadata")).get("resourceVersion", "")), **params
+                ):
                     self._pulse.beat()
-            except BackendRefused as refused:
-                if refused.status == _GONE:
-                    continue
+            except BackendRefused:
+                pass
             except BackendDown:
                 self._pulse.beat()
             await asyncio.sleep(pause)
