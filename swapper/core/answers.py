@@ -230,8 +230,7 @@ def _ran_out(draft: Draft, tenant: str) -> None:
     if configured is None or seen is None:
         return
     beside = plan.needs(draft.spec, (t for t in draft.swap.to if t != tenant))
-    most = plan.capacity(draft.spec, draft.card.name)
-    draft.card = watchdog.ran_out(draft.card, configured, seen - beside, most)
+    draft.card = watchdog.ran_out(draft.card, configured, seen - beside)
 
 
 def _crowded(draft: Draft, tenant: str, reason: str) -> bool:

@@ -181,15 +181,12 @@ def acted(card: Card, leaving: Collection[str], arriving: Collection[str], now_m
     }
 
 
-def ran_out(card: Card, tenant: TenantSpec, free_mib: int, most_mib: int) -> Card:
-    """It did not fit into what was free: so it takes more than that, and no more than the card can give.
-
-    What was declared stays.
-    """
+def ran_out(card: Card, tenant: TenantSpec, free_mib: int) -> Card:
+    """It did not fit into what was free, so it takes more than that. What was declared stays."""
     if tenant.need_from is NeedFrom.DECLARED:
         return card
     keeping = card.keeping.get(tenant.id)
-    need = Need(max(tenant.need_mib, min(free_mib + 1, most_mib)), "" if keeping is None else keeping.fingerprint)
+    need = Need(max(tenant.need_mib, free_mib + 1), "" if keeping is None else keeping.fingerprint)
     return replace(card, needs={**card.needs, tenant.id: need})
 
 

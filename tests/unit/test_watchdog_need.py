@@ -42,7 +42,7 @@ def test_a_tenant_over_its_need_is_told_of_once_and_once_when_it_keeps_to_it_aga
         "vram: llama/big (15,360 MiB) fits no more beside who is there, no lease can have the whole card; raise its "
         "vram to what it takes, or lower its contexts"
     )
-    assert found.see(*GROWN) == []
+    assert found.see(*GROWN, held(79, 100, MED)) == []
     assert found.settle(600_000) == []
     assert found.see(held(77, 8300, MED)) == []  # within the margin, and still over
     (done,) = found.see(*CALM)
