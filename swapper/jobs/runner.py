@@ -224,8 +224,9 @@ class Jobs:
         try:
             await process.start(words, env, follows=recipe.follows)
         except BackendError as error:
-            await process.end(recipe.grace_ms)  # a slow start may have come about all the same
-            await asyncio.to_thread(process.discard)
+            if process.begun:  # a slow start may have come about all the same
+                await process.end(recipe.grace_ms)
+                await asyncio.to_thread(process.discard)
             return str(error)
         return None
 
