@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swapper.errors import BackendError, BackendGone, BackendRefused
+from swapper.errors import BackendDown, BackendError, BackendGone, BackendRefused
 from tests.support.comfyprocess import ROOT, ComfyProcess, prompt
 from workers.backend import SaveArgs, SaveUnsupported, TenantState
 from workers.comfyui.server import ComfyUI, Limits
@@ -243,6 +243,30 @@ async def test_one_that_ends_at_its_start_is_told_with_its_own_words(tmp_path: P
     finally:
         await backend.close()
         await control.stop()
+
+
+async def test_one_that_does_not_come_to_answer_is_ended_and_the_next_load_starts_it_anew(tmp_path: Path) -> None:
+    control = CommandControl(ME, ["sleep", "1000"], tmp_path / "servers")
+    limits = Limits(load_s=0.2)
+    watched, marker = WatchedProcess(control), tmp_path / "marker"
+    backend = ComfyUI("http://127.0.0.1:9", tenant=ME, control=watched, marker=marker, limits=limits)
+    try:
+        with pytest.raises(BackendDown, match=r"comfyui does not answer 0.2 s after its start"):
+            await backend.load(ME)
+        assert (control.pid(), await state(backend)) == (None, TenantState.UNLOADED)
+    finally:
+        await backend.close()
+        await control.stop()
+
+
+async def test_one_that_was_silent_all_the_time_is_not_said_to_have_prompts(
+    comfy: ComfyProcess, backend: ComfyUI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.comfyui.http.LIMIT_S", 0.1)
+    await backend.load(ME)
+    comfy.tell(silent=True)
+    with pytest.raises(BackendError, match=r"comfyui has not answered for 0.5 s, so nobody knows"):
+        await backend.quiesce(ME, limit_ms=500)
 
 
 async def test_one_that_answers_nothing_is_unreachable_and_counts_as_there(

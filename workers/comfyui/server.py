@@ -162,7 +162,7 @@ class ComfyUI:
         """Wait until nothing runs or waits in its queue; also once its process is gone."""
         self._check(tenant)
         left = None if limit_ms is None else limit_ms / 1000
-        remaining = 0
+        remaining: int | None = None
         try:
             async with asyncio.timeout(left):
                 while True:
@@ -175,9 +175,14 @@ class ComfyUI:
                         if not self._ours:
                             return Quiesced(gone=True)
                     except BackendDown:
-                        remaining = max(remaining, 1)
+                        pass  # no answer is no end
                     await self._until_changed()
         except TimeoutError:
+            if remaining is None:
+                raise BackendError(
+                    f"{self._tenant} has not answered for {left:g} s, so nobody knows whether it is at work; see its "
+                    "log, and restart it where it hangs"
+                ) from None
             prompts = f"{remaining} prompt{'s' * (remaining != 1)}"
             raise BackendError(
                 f"{self._tenant} still has {prompts} in its queue; end them in its UI (Interrupt, Clear) at {self._url}"
@@ -213,15 +218,28 @@ class ComfyUI:
         loop = asyncio.get_running_loop()
         began = loop.time()
         await self._http.fence()
-        await self._control.ensure()
         try:
+            await self._control.ensure()
             async with asyncio.timeout(self._limits.load_s):
                 await self._until(self._answers)
         except TimeoutError:
+            await self._take_back()
             raise BackendDown(f"{self._tenant} does not answer {self._limits.load_s:g} s after its start") from None
+        except BackendError:
+            await self._take_back()
+            raise
         self._seen = await self._control.look()
         await self._note(self._seen.run, loaded=True)
         return Loaded(backend_ms=(loop.time() - began) * 1000)
+
+    async def _take_back(self) -> None:
+        """What does not come to answer does not stay: nobody would end it, and the next load would find it as it is."""
+        if not self._ours or (await self._control.look()).phase in _GONE:
+            return
+        with suppress(BackendError):
+            await self._http.fence()
+            await self._control.stop(self._grace_ms)
+            await asyncio.to_thread(self._marker.forget)
 
     async def _answers(self) -> bool:
         seen = await self._control.look()
