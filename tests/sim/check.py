@@ -8,80 +8,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
 from swapper.core.conversations import Conversation, ProofResult
-from swapper.core.types import ACTIVE, Card, Lease, LeaseState, Report, Step, StepOutcome, Swap
+from swapper.core.types import ACTIVE, Card, Fault, Lease, LeaseState, Report, Step, StepOutcome, Swap
 from swapper.store import codec
 from swapper.store.memory_library import Library
-from swapper.store.memory_streams import NOTHING, Id, written
+from swapper.store.memory_streams import written
 from swapper.store.protocol import StoredEvent
 from tests.sim.plan import CardPlan
+from tests.sim.seen import Fold, Limits, Pair, Seen
 from tests.sim.whose import Heads
 
-Pair = tuple[int, int]
 LATENCY_MS = 500
 """A grace is counted from the decision; the end is stamped when the store takes it in."""
 HEARD_MS = 25_000
 """Until then a gate has heard of the end of its lease, however long the store was away."""
+NAMED_MS = 10_000
+"""Who holds VRAM for longer than any proof takes is named by one that fails."""
 CHANCE_TOKENS = 32
 """So many tokens any two prompts may have in common."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Durations that are promised, ms. `drain_ms` 0: not of drains; `holds`: also of max_hold."""
-
-    grace_ms: int
-    drain_ms: int
-    holds: bool
-
-
-@dataclass(slots=True)
-class Fold:
-    """What the event log says, as far as it was read."""
-
-    last: Id = NOTHING
-    versions: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
-    docs: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
-    leases: dict[str, Lease] = field(default_factory=dict[str, Lease])
-    cards: dict[str, Card] = field(default_factory=dict[str, Card])
-    swaps: dict[str, Swap] = field(default_factory=dict[str, Swap])
-    granted: dict[str, int] = field(default_factory=dict[str, int])
-    token: int = 0
-
-    def copy(self) -> Fold:
-        """As it is now."""
-        maps = {name: {**getattr(self, name)} for name in ("versions", "docs", "leases", "cards", "swaps", "granted")}
-        return replace(self, **maps)
-
-
-@dataclass(slots=True)
-class Seen:
-    """What happened physically and what the check must remember of it, across any rollback of the store.
-
-    `tainted`: leases whose state a rollback took back; `lost`: those it took away. `dutiful`: their owner does all
-    that is asked of it just now. `begun`: per lane the newest command carried out. `reused`: what answers took from a
-    slot, (model, slot) -> (cached tokens, whose answer it was) since the last restore. `highest`: the highest token
-    granted on a card, and the lease it went to. `came`: when somebody took VRAM unasked, `proved`: when the last
-    look at a card began that proved it free. `granted`, `ended`, `drains`: when a lease was granted or ended, a swap
-    began or ended calls; by a clock that nobody steps.
-    """
-
-    tainted: set[str] = field(default_factory=set[str])
-    lost: set[str] = field(default_factory=set[str])
-    dutiful: set[str] = field(default_factory=set[str])
-    begun: dict[tuple[str, str | None], Pair] = field(default_factory=dict[tuple[str, str | None], Pair])
-    reused: dict[tuple[str, int], list[tuple[int, str, int]]] = field(
-        default_factory=dict[tuple[str, int], list[tuple[int, str, int]]]
-    )
-    highest: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
-    came: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
-    proved: dict[str, int] = field(default_factory=dict[str, int])
-    granted: dict[str, int] = field(default_factory=dict[str, int])
-    ended: dict[str, int] = field(default_factory=dict[str, int])
-    drains: dict[str, int] = field(default_factory=dict[str, int])
-    rollbacks: int = 0
 
 
 class Check:
@@ -229,6 +174,21 @@ class Check:
         self.fold.cards[card.name] = card
         if before is None or (before.phase, before.residents) != (card.phase, card.residents):
             self._say(f"  {card.name} {card.phase} residents={','.join(card.residents)} v{card.version}")
+        fault, was = card.fault, None if before is None else before.fault
+        if (fault is None) != (was is None) and self._measured:
+            self._fault(card.name, fault, was)
+
+    def _fault(self, card: str, fault: Fault | None, was: Fault | None) -> None:
+        """It begins and names who holds the VRAM; it ends once that one is gone, and not before."""
+        for name, mib in self._held[card].items():
+            there_ms = self._steady_ms() - self.seen.came.get((card, name), self._steady_ms())
+            told = fault is None or name in fault.reason or "cannot be read" in fault.reason
+            if name.startswith("stranger") and there_ms > NAMED_MS and not told:
+                self.fail(f"the fault of {card} does not name {name}: {fault and fault.reason}")
+            plan = self._plans[card]
+            needed = 0 if was is None else min(was.need_mib, plan.capacity)
+            if was is not None and there_ms > HEARD_MS and mib + needed > plan.capacity:
+                self.fail(f"the fault of {card} is over though {name} holds {mib} MiB of it still")
 
     def _swap(self, swap: Swap) -> None:
         before = self.fold.swaps.get(swap.id)
@@ -312,8 +272,10 @@ class Check:
         """Somebody took VRAM of himself: that is against no promise until the next look at the card."""
         self.seen.came[card, holder] = self._steady_ms()
 
-    def proved(self, card: str, since_ms: int) -> None:
-        """An agent says that the card is free, by a look that began then."""
+    def proved(self, card: str, since_ms: int, unread_ms: int | None) -> None:
+        """An agent says that the card is free, by a look that began then. `unread_ms`: it cannot be read since then."""
+        if unread_ms is not None and unread_ms <= since_ms and self._measured:
+            self.fail(f"{card} is said to be free, and cannot be read (S1)")
         self.seen.proved[card] = since_ms
 
     def _excused(self, card: str, holder: str) -> bool:

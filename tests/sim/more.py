@@ -21,8 +21,12 @@ def more(plan: Plan) -> Plan:
     cards = tuple(_rendering(plan.seed, _boxed(plan.seed, card)) for card in plan.cards)
     if plan.controlled:  # else nobody tells that it was the memory
         cards = tuple(_narrow(plan.seed, card) for card in cards)
+    if plan.measured:
+        cards = tuple(
+            replace(card, learned=bool(random.Random(f"{plan.seed}/{card.name}/told").getrandbits(1))) for card in cards
+        )
     plan = replace(plan, cards=cards)
-    troubles = [*plan.troubles, *_box_troubles(plan)]
+    troubles = [*plan.troubles, *_box_troubles(plan), *_card_troubles(plan)]
     return replace(plan, troubles=tuple(sorted(troubles, key=lambda trouble: trouble.at)))
 
 
@@ -70,6 +74,22 @@ def _narrow(seed: int, card: CardPlan) -> CardPlan:
     always = [one.need_mib for one in (*card.models, *card.boxes) if one.default]
     most = max((sum(always), *(model.need_mib for model in card.models)))
     return replace(card, room_mib=most + rng.choice((100, 1500)))
+
+
+def _card_troubles(plan: Plan) -> list[Trouble]:
+    """Of cards that are measured: somebody else holds `count` MiB of one, it is read late, or cannot be read."""
+    rng = random.Random(f"{plan.seed}/measured")
+    return [
+        Trouble(
+            rng.uniform(0.0, TROUBLE_S - 8),
+            rng.choice(("stranger", "stranger", "unread", "late")),
+            card.name,
+            rng.choice((rng.uniform(0.2, 4), rng.uniform(4, 15), rng.uniform(15, 45))),
+            rng.choice((300, 3000, 6000)),
+        )
+        for card in (plan.cards if plan.measured else ())
+        for _ in range(rng.choice((0, 0, 1, 2)))
+    ]
 
 
 def _box_troubles(plan: Plan) -> list[Trouble]:

@@ -18,8 +18,8 @@ from swapper.core.conversations import Conversation, ProofResult
 from swapper.core.draft import Draft
 from swapper.gateway import proof
 from swapper.store.memory_library import Library
-from workers import marks, onoff
-from workers.backend import TenantState
+from workers import marks, observe, onoff
+from workers.backend import Reading, TenantState, Unread
 from workers.control import Phase
 from workers.vacate import Vacated
 
@@ -167,6 +167,17 @@ def _crowded(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(answers, "_crowded", nobody)
 
 
+def _unread(patch: pytest.MonkeyPatch) -> None:
+    """A card that cannot be read is free."""
+    read: Callable[..., Any] = observe.Sight.reading
+
+    async def reading(self: Any, *args: Any) -> Any:  # noqa: ANN401
+        found = await read(self, *args)
+        return Reading(1 << 20, 0, 1 << 20) if isinstance(found, Unread) else found
+
+    patch.setattr(observe.Sight, "reading", reading)
+
+
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "fence": _fence,
     "proof": _proof,
@@ -182,6 +193,7 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "stays": _stays,
     "spent": _spent,
     "crowded": _crowded,
+    "unread": _unread,
 }
 
 

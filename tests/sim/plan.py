@@ -67,7 +67,7 @@ class CardPlan:
     """One card, the models of the router beside it, and other things; `strategy` is how conversations are kept.
 
     `every_ms`: so often idle slots are saved, None: never. `room_mib`: what its models find no room beyond, though
-    their needs say otherwise; None: they are right.
+    their needs say otherwise; None: they are right. `learned`: only its probe tells how much it has.
     """
 
     name: str
@@ -78,6 +78,7 @@ class CardPlan:
     every_ms: int | None = None
     boxes: tuple[BoxPlan, ...] = ()
     room_mib: int | None = None
+    learned: bool = False
 
     @property
     def capacity(self) -> int:

@@ -23,13 +23,14 @@ from swapper.store.protocol import Store
 from tests.sim.batches import BatchGate
 from tests.sim.box import BoxControl
 from tests.sim.front import Session
+from tests.sim.meter import Meter
 from tests.sim.physical import SimMarks, WatchedRouter, finder
 from tests.sim.process import Process, RouterWire, StoreWire
 from tests.sim.world import AGENTS_HOST, Place, World
 from tests.support.fake_router import FakeRouter
 from tests.support.fake_session import FakeSession
 from workers.agent import Agent
-from workers.backend import Owners, Reading, TenantState
+from workers.backend import TenantState
 from workers.llama.lifecycle import Limits as BackendLimits
 from workers.llama.router import LlamaRouter
 from workers.llama.slots import Keep
@@ -235,7 +236,9 @@ class _WatchedVerbs(Verbs):
         LOOKS.set(looks)
         outcome = await self._verbs.run(command)
         if command.verb == Step.VACATE and outcome.ok:
-            self._world.check.proved(command.card, looks[-1] if looks else self._world.steady_ms())
+            meter = self._world.places[command.card].meter
+            since_ms = looks[-1] if looks else self._world.steady_ms()
+            self._world.check.proved(command.card, since_ms, meter.unread_ms)
         if not outcome.ok:
             self._world.say(f"    agent: {what} failed: {outcome.detail}")
         return outcome
@@ -279,22 +282,8 @@ class _Control:
         await self.ensure()
 
 
-class _Measured:
-    """A probe that reads the card."""
-
-    def __init__(self, place: Place) -> None:
-        self._place = place
-
-    async def read(self, states: Mapping[str, TenantState], holder_pids: tuple[int, ...], owners: Owners) -> Reading:
-        """What is held, whoever holds it."""
-        del states, holder_pids, owners
-        plan, used = self._place.plan, self._place.vram.used_mib
-        free = max(0, plan.total_mib - plan.reserve_mib - used)
-        return Reading(plan.total_mib, used, free, tuple(sorted(self._place.vram.held)))
-
-
-def _probe(world: World, place: Place) -> _Measured | Declared:
+def _probe(world: World, place: Place) -> Meter | Declared:
     if world.plan.measured:
-        return _Measured(place)
+        return place.meter
     needs = {tenant: spec.need_mib for tenant, spec in world.spec.tenants.items()}
     return Declared(place.plan.total_mib, place.plan.reserve_mib, needs)

@@ -39,6 +39,7 @@ def test_the_same_seed_gives_the_same_history(seed: int) -> None:
         ("stays", (82, 123), "not recovered"),
         ("spent", (1, 4, 10), "without a lease"),
         ("crowded", (32, 48), "is no resident of"),
+        ("unread", (15, 29, 31), "cannot be read"),
     ],
 )
 def test_each_mechanism_taken_away_is_missed(mutant: str, seeds: tuple[int, ...], word: str) -> None:

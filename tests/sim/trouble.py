@@ -14,7 +14,7 @@ from tests.sim.plan import Trouble
 from tests.sim.serve import Serving
 from tests.sim.world import World
 
-VRAM_STAYS_S, RESTART_S = 12.0, 0.5
+VRAM_STAYS_S, RESTART_S, MOST_LATE_S = 12.0, 0.5, 2.5
 
 
 class Troubles:
@@ -36,6 +36,9 @@ class Troubles:
             "damage": self._damage,
             "stall": self._stall,
             "clock": self._clock,
+            "stranger": self._stranger,
+            "unread": self._unread,
+            "late": self._late,
             "box starts": self._box_starts,
             "box dies": self._box_dies,
             "engine away": self._engine_away,
@@ -138,6 +141,26 @@ class Troubles:
             serving.process.stall(on=True)
             await asyncio.sleep(trouble.seconds)
             serving.process.stall(on=False)
+
+    async def _stranger(self, trouble: Trouble) -> None:
+        """Somebody who has nothing to do with us takes VRAM, where there is some."""
+        vram, name = self._world.places[trouble.where].vram, f"stranger of {trouble.at:.2f}"
+        if vram.used_mib + trouble.count <= self._world.places[trouble.where].plan.total_mib:
+            vram.intrude(name, trouble.count)
+            await asyncio.sleep(trouble.seconds)
+            vram.let_go(name)
+
+    async def _unread(self, trouble: Trouble) -> None:
+        meter = self._world.places[trouble.where].meter
+        meter.unread_ms = self._world.steady_ms()
+        await asyncio.sleep(min(trouble.seconds, VRAM_STAYS_S))
+        meter.unread_ms = None
+
+    async def _late(self, trouble: Trouble) -> None:
+        meter = self._world.places[trouble.where].meter
+        meter.late_s = min(trouble.seconds, MOST_LATE_S)
+        await asyncio.sleep(VRAM_STAYS_S)
+        meter.late_s = 0.0
 
     async def _box_starts(self, trouble: Trouble) -> None:
         """Somebody else starts it, or its engine does."""

@@ -15,10 +15,12 @@ from pathlib import Path
 from swapper.core.spec import CardSpec, PolicySpec, Spec, TenantSpec
 from swapper.core.types import WorkClass
 from tests.sim.box import Box, Prompts
-from tests.sim.check import Check, Limits
+from tests.sim.check import Check
+from tests.sim.meter import Meter
 from tests.sim.physical import WatchedRouter, WatchedStore, WatchedVram
 from tests.sim.plan import CardPlan, Plan
 from tests.sim.process import Process
+from tests.sim.seen import Limits
 from tests.support.fake_child import Pace
 from tests.support.fake_session import FakeSession
 from tests.support.fake_slots import FakeModel
@@ -39,6 +41,7 @@ class Place:
     router: WatchedRouter
     vram: WatchedVram
     slot_dir: Path
+    meter: Meter
     boxes: tuple[Box, ...] = ()
     prompts: Mapping[str, Prompts] = field(default_factory=dict[str, Prompts])
 
@@ -111,7 +114,7 @@ class World:
         boxes = tuple(Box(box, card.name, vram, self.say, card.total_mib) for box in card.boxes)
         prompts = {box.name: Prompts() for box in card.boxes if box.by_lease}
         url = f"http://127.0.0.1:{5001 + int(number)}"
-        return Place(card, f"r{number}", url, router, vram, slot_dir, boxes, prompts)
+        return Place(card, f"r{number}", url, router, vram, slot_dir, Meter(card, vram), boxes, prompts)
 
     @property
     def now(self) -> float:
@@ -167,7 +170,10 @@ def limits_of(plan: Plan) -> Limits:
 
 def spec_of(plan: Plan) -> Spec:
     """The configuration."""
-    cards = {c.name: CardSpec(c.name, c.total_mib, c.reserve_mib, AGENTS_HOST) for c in plan.cards}
+    cards = {
+        c.name: CardSpec(c.name, 0 if c.learned else c.total_mib, c.reserve_mib, AGENTS_HOST, measured=c.learned)
+        for c in plan.cards
+    }
     tenants: dict[str, TenantSpec] = {}
     for card in plan.cards:
         server = f"r{card.name.removeprefix('gpu')}"
@@ -193,6 +199,7 @@ def spec_of(plan: Plan) -> Spec:
                 kind="comfyui" if box.by_lease else "none",
                 default=box.default,
                 by_lease=box.by_lease,
+                takes_all=box.by_lease and box.part_mib is None,
                 save=False,
                 serves_models=False,
             )
