@@ -18,7 +18,7 @@ import pytest
 from swapper.api.tail import Tail
 from swapper.core.commit import Commit, Committed, LeaseChange
 from swapper.core.jobs import Job, JobState
-from swapper.core.types import ACTIVE, Lease, LeaseState, WorkClass
+from swapper.core.types import ACTIVE, Lease, LeaseRequest, LeaseState, WorkClass
 from swapper.errors import StoreDown
 from swapper.jobs import runner
 from swapper.jobs.recipes import Param, Recipe
@@ -253,10 +253,11 @@ async def test_the_folder_of_one_that_comes_while_it_is_tidied_stays(tmp_path: P
 
 async def test_one_for_whose_lease_there_was_no_room_says_so(tmp_path: Path) -> None:
     async with running(tmp_path, max_queue=1) as rig:
-        first = await rig.submit()
+        other = LeaseRequest("bob", "gpu0", None, "other", WorkClass.NORMAL, 60_000, 60_000)
+        await rig.store.enqueue(other, lease_id="ls_other", max_queue=1)
         rig.store.fail(before=1, of=("enqueue",))
         with pytest.raises(StoreDown):
             await rig.submit()
-        (refused, *_) = [job for job in await rig.store.jobs(limit=10) if job.id != first.id]
+        (refused,) = await rig.store.jobs(limit=10)
         ended = await rig.over(refused)
         assert (ended.state, ended.reason) == (JobState.FAILED, runner.FULL)
