@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,34 @@ async def test_the_end_of_its_main_process_is_told(units: Units) -> None:
     async with asyncio.timeout(1.5):  # less than it takes to look without being told
         await change
     assert control.alive() is False
+
+
+async def test_what_somebody_else_does_is_told_and_a_look_that_shows_nothing_new_is_not(
+    units: Units, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Looking(SystemdControl):
+        looks = 0
+        looked = asyncio.Event()
+
+        async def _show(self) -> Mapping[str, str]:
+            shown = await super()._show()
+            self.looks += 1
+            if self.looks == 4:
+                self.looked.set()
+            return shown
+
+    monkeypatch.setattr("workers.control.systemd._LOOK_S", 0.01)
+    units.has("ml.service")
+    control = Looking("tenant", "ml")
+    told = control.changes()
+    await anext(told)
+    change = asyncio.ensure_future(anext(told))
+    await control.looked.wait()
+    assert not change.done()
+    await SystemdControl("somebody else", "ml").ensure()
+    await change
+    assert control.alive() is True
+    await control.stop()
 
 
 async def test_a_manager_that_is_not_there_or_hangs_is_no_stopped_unit(

@@ -105,20 +105,24 @@ class SystemdControl:
         return Seen(phase, why, shown["InvocationID"], pids)
 
     async def changes(self) -> AsyncIterator[None]:
-        """One item at once, then one for each start and stop by us and each end of its main process.
+        """One item at once, then one whenever what its manager shows is another than before.
 
-        What else its manager does is seen by whoever looks from time to time.
+        Starts and stops by us, and the end of its main process, are seen at once; what else its manager does, by a look
+        every `_LOOK_S`.
         """
+        told: object = None
         while True:
-            turn = self._pulse.next()
+            turn, shown = self._pulse.next(), "its manager does not answer"
             with suppress(BackendError):
-                await self._show()
+                shown = await self._show()
             pid = self.pid()
             holder = Holder(pid) if pid is not None else None
             try:
                 if holder is not None:
                     holder.wake_on_exit(turn)
-                yield None
+                if told != (seen := (shown, self._process)):
+                    told = seen
+                    yield None
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_LOOK_S):
                         await turn.wait()
