@@ -166,26 +166,33 @@ async def _failure(argv: Argv, folder: Path, which: str, tenant: str, limit_s: f
             return f"cannot be started: {error.strerror or error}"
         words.listen()
         status: int | None = None
+        gone = True
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(limit_s):
                     status = await process.wait()
         finally:
-            await _ended(process)
+            gone = await _ended(process)
         if status is None:
-            return f"was killed after {limit_s:g} s{words}"
+            how = f"was killed after {limit_s:g} s" if gone else f"did not end in {limit_s:g} s and cannot be killed"
+            return f"{how}{words}"
         return None if status == 0 else f"ended with status {status}{words}"
 
 
-async def _ended(process: asyncio.subprocess.Process) -> None:
-    """Kill it with what it started and left behind, and see them gone."""
-    with suppress(ProcessLookupError):
+async def _ended(process: asyncio.subprocess.Process) -> bool:
+    """Kill it with what it started and left behind, and see them gone; False where they are not (another user's)."""
+    try:
         os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-        for _ in range(_LOOKS):
-            if not await asyncio.to_thread(_lives, process.pid):
-                return
-            await asyncio.sleep(_POLL_S)
+    except PermissionError:
+        return False
+    except ProcessLookupError:
+        return True
+    await process.wait()
+    for _ in range(_LOOKS):
+        if not await asyncio.to_thread(_lives, process.pid):
+            return True
+        await asyncio.sleep(_POLL_S)
+    return False
 
 
 def _lives(group: int) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 
@@ -143,6 +145,26 @@ async def test_one_that_takes_too_long_is_killed_with_all_it_started(story: Path
     with pytest.raises(BackendRefused, match=r"sh was killed after 0\.5 s: waiting"):
         await backend.load("s/m")
     assert not alive(int((story.parent / "child").read_text()))
+
+
+async def test_one_of_another_user_that_takes_too_long_is_told_as_what_it_is(
+    story: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill = os.killpg
+    refused: list[int] = []
+
+    def may_not(group: int, number: int) -> None:
+        refused.append(group)
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "killpg", may_not)
+    backend = Hooked(Inner(story), Hooks((("sleep", "1000"),), timeout_ms=50), story.parent)
+    try:
+        with pytest.raises(BackendRefused, match=r"sleep did not end in 0\.05 s and cannot be killed"):
+            await backend.load("s/m")
+    finally:
+        for group in refused:
+            kill(group, signal.SIGKILL)
 
 
 async def test_what_one_leaves_in_the_background_ends_with_it(story: Path) -> None:
