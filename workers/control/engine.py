@@ -158,7 +158,7 @@ class Engine:
         if "Permission denied" in text:
             mend = "swapper may not use its socket: add swapper's user to the group docker"
         elif "timed out" in text.lower():
-            mend = f"no answer in {ANSWER_S:g} s"
+            mend = "no answer in time; see what it is busy with, or restart it"
         else:
             mend = "start it (systemctl start docker), or set DOCKER_HOST to where it is"
         return BackendDown(f"{where} does not answer: {mend}")
