@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
 import structlog
+import xxhash
 
 from swapper.errors import BackendError
 from workers.control import ExitStatus, launcher
@@ -29,6 +31,8 @@ _LOOK_S = 0.02
 _DURATION = re.compile(rb"Duration: (\d+):(\d+):(\d+(?:\.\d+)?)")
 _OUT_TIME = re.compile(rb"out_time_us=(\d+)")
 _HEAD, _TAIL = 64 << 10, 4 << 10
+_LONGEST, _LONGEST_SUFFIX = 255, 32
+"""Bytes of a file's name, as Linux has it, and of what tells its kind."""
 log = structlog.stdlib.get_logger(__name__)
 
 
@@ -68,12 +72,12 @@ class JobProcess:
 
     async def ended(self) -> ExitStatus | None:
         """Wait until it has ended: how, None where nobody saw it (its launcher was killed as well)."""
-        pid, exit_seen = self.pid(), asyncio.Event()
-        if pid is not None:
-            holder = Holder(pid)
+        recorded, exit_seen = self.recorded(), asyncio.Event()
+        if recorded is not None and launcher.lives(*recorded):
+            holder = Holder(recorded[0])
             holder.wake_on_exit(exit_seen)
             try:
-                while self.pid() is not None:
+                while launcher.lives(*recorded):  # also where somebody has removed its record meanwhile
                     with suppress(TimeoutError):
                         async with asyncio.timeout(1.0):
                             await exit_seen.wait()
@@ -86,16 +90,18 @@ class JobProcess:
         return None
 
     async def end(self, grace_ms: int) -> None:
-        """TERM, after `grace_ms` KILL, to all that it started. Returns once they are gone."""
+        """TERM, after `grace_ms` KILL, to all that it started, also what it left behind. Returns once they are gone."""
         await self._control().stop(grace_ms)
 
     def publish(self) -> str | None:
         """It ended well: its outputs get their names. What is wrong, in words, or None. Blocking; may be repeated."""
         marker = self._folder / _PUBLISHING
         again = marker.exists()
-        missing = [str(final) for final, written in self._outputs.items() if not (written.is_file() or again)]
-        if missing:
-            return f"it ended with exit status 0 and left no {', '.join(missing)}"
+        for final, written in self._outputs.items():
+            if not (written.is_file() or again):
+                return f"it ended with exit status 0 and left no {final}"
+            if final.is_dir():
+                return f"{final} has become a folder, so its output could not be put there"
         try:
             marker.touch()
             for final, written in self._outputs.items():
@@ -113,7 +119,10 @@ class JobProcess:
         if not (self._folder / _PUBLISHING).exists():
             for written in self._outputs.values():
                 try:
-                    written.unlink(missing_ok=True)
+                    if written.is_dir() and not written.is_symlink():
+                        shutil.rmtree(written)
+                    else:
+                        written.unlink(missing_ok=True)
                 except OSError as error:
                     log.warning("what a job wrote stays", job=self._name, path=str(written), why=error.strerror)
 
@@ -140,9 +149,17 @@ class JobProcess:
 
 
 def temporary(final: str, name: str) -> Path:
-    """Where a job writes until it has ended well: in the same folder, hidden, of the same kind."""
+    """Where a job writes until it has ended well: in the same folder, hidden, of the same kind.
+
+    A name that would become longer than a file's may be is cut, and told from its like by a digest.
+    """
     path = Path(final)
-    return path.with_name(f".{path.stem}.{name}{path.suffix}")
+    if len(os.fsencode(hidden := f".{path.stem}.{name}{path.suffix}")) <= _LONGEST:
+        return path.with_name(hidden)
+    suffix = path.suffix if len(os.fsencode(path.suffix)) <= _LONGEST_SUFFIX else ""
+    end = f"~{xxhash.xxh64_hexdigest(os.fsencode(path.name))}.{name}{suffix}"
+    begin = os.fsencode(path.stem)[: _LONGEST - 1 - len(os.fsencode(end))].decode(errors="ignore")
+    return path.with_name(f".{begin}{end}")
 
 
 def in_temporary(params: Mapping[str, str], outputs: Mapping[str, str], name: str) -> dict[str, str]:

@@ -116,15 +116,15 @@ class Recipe:
         path = Path(text) if Path(text).is_absolute() else self.roots[0] / text
         try:
             real = path.resolve(strict=not output)
+            if not any(real.is_relative_to(root.resolve()) for root in self.roots):
+                raise Refused(name, f"{text} is not below {', '.join(map(str, self.roots))}")
+            if output and real.is_dir():
+                raise Refused(name, f"{text} is a folder; name the file")
+            if output and not real.parent.is_dir():
+                raise Refused(name, f"{text}: there is no folder {real.parent}")
         except (OSError, RuntimeError) as error:
             why = error.strerror if isinstance(error, OSError) else "its links lead nowhere"
             raise Refused(name, f"{text} cannot be used: {why}") from None
-        if not any(real.is_relative_to(root.resolve()) for root in self.roots):
-            raise Refused(name, f"{text} is not below {', '.join(map(str, self.roots))}")
-        if output and real.is_dir():
-            raise Refused(name, f"{text} is a folder; name the file")
-        if output and not real.parent.is_dir():
-            raise Refused(name, f"{text}: there is no folder {real.parent}")
         return str(real)
 
 

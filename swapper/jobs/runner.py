@@ -22,7 +22,7 @@ from swapper.api.tail import Tail
 from swapper.core.jobs import Job, JobState
 from swapper.core.types import FINAL, Lease, LeaseRequest, LeaseState, WorkClass
 from swapper.errors import BackendError, StoreDown
-from swapper.jobs.recipes import Recipe
+from swapper.jobs.recipes import Recipe, Refused
 from swapper.store.protocol import Ended, Enqueued, NotFound, Store
 from workers.control import ExitStatus
 from workers.jobs import JobProcess, in_temporary
@@ -180,6 +180,10 @@ class Jobs:
             await self._follow(job, lease, process, recipe, cancelled)
         elif lease.state is not LeaseState.GRANTED:
             await self._finish(job, *_without_a_start(job, lease))
+        elif job.state is JobState.RUNNING:
+            gone = f"its folder {self._folder / job.id} is gone, and with it how it ended"
+            await self._give_back(lease)
+            await self._finish(job, JobState.FAILED, gone)
         elif recipe is None or cancelled.is_set():
             why = "it was cancelled" if cancelled.is_set() else f"there is no recipe {job.recipe} any more"
             await self._give_back(lease)
@@ -222,6 +226,10 @@ class Jobs:
         if (over := await self._renewed(lease, None)) is not None:  # while this host was made sure of
             return over
         try:
+            await asyncio.to_thread(recipe.checked, job.params)  # a link may lead elsewhere by now
+        except Refused as refused:
+            return f"params.{refused.name}: {refused}"
+        try:
             await process.start(words, env, follows=recipe.follows)
         except BackendError as error:
             if process.begun:  # a slow start may have come about all the same
@@ -234,6 +242,7 @@ class Jobs:
         self, job: Job, lease: Lease, process: JobProcess, recipe: Recipe | None, cancelled: asyncio.Event
     ) -> None:
         """Until it has ended, or has to."""
+        grace_ms = _GRACE_MS if recipe is None else recipe.grace_ms
         ended = asyncio.create_task(process.ended())
         beat = asyncio.create_task(self._keep(lease, process))
         stop = asyncio.create_task(cancelled.wait())
@@ -242,8 +251,9 @@ class Jobs:
             why = None
             if not ended.done():
                 why = beat.result() if beat.done() else "it was cancelled"
-                await process.end(_GRACE_MS if recipe is None else recipe.grace_ms)
+                await process.end(grace_ms)
             status = await ended
+            await process.end(grace_ms)  # what it left behind holds the card as it did
         finally:
             for task in (ended, beat, stop):
                 task.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -50,6 +51,15 @@ recipes:
     command: ["true", "{{output}}"]
     params: {{output: path}}
     roots: [{root}]
+  leaves:
+    command: [sh, -c, "(trap '' TERM; sleep 600; sleep 600) & echo done >{{output}}; exit $0", "{{code}}"]
+    params: {{output: path, code: int}}
+    roots: [{root}]
+    grace: 1s
+  folder:
+    command: [mkdir, "{{output}}"]
+    params: {{output: path}}
+    roots: [{root}]
   gone:
     command: [no-such-program, "{{output}}"]
     params: {{output: path}}
@@ -85,8 +95,8 @@ def command(server: Server, *words: str) -> str:
     return done.stdout
 
 
-def submit(server: Server, recipe: str, media: Path, **params: str) -> Json:
-    return server.post("/api/jobs", {"recipe": recipe, "params": params | {"output": str(media / "out.mp4")}})
+def submit(server: Server, recipe: str, media: Path, **params: str | int) -> Json:
+    return server.post("/api/jobs", {"recipe": recipe, "params": {"output": str(media / "out.mp4")} | params})
 
 
 def over(server: Server, job: Json) -> Json:
@@ -241,6 +251,58 @@ def test_one_that_fails_says_how(server: Server, media: Path, recipe: str, said:
     ended = over(server, submit(server, recipe, media))
     assert ended["state"] == "failed"
     assert said in str(ended["reason"])
+
+
+@pytest.mark.parametrize(("code", "state"), [(0, "done"), (3, "failed")])
+def test_what_it_leaves_behind_is_ended_before_its_card_is_given_back(
+    server: Server, media: Path, code: int, state: str
+) -> None:
+    ended = over(server, submit(server, "leaves", media, code=code))
+    assert (ended["state"], ended["exit"]) == (state, code)
+    assert processes(ended) == []
+
+
+def test_one_whose_folder_is_gone_is_not_started_a_second_time(server: Server, media: Path) -> None:
+    job = running(server, submit(server, "film", media, input="in.mp4"))
+    (process,) = [p for p in processes(job) if p.name() == "ffmpeg"]
+    server.kill()
+    shutil.rmtree(server.state_dir / "jobs")
+    server.start()
+    ended = over(server, job)
+    assert ended["state"] == "failed"
+    assert str(ended["reason"]).endswith("is gone, and with it how it ended")
+    process.kill()
+    process.wait(10)
+    (media / f".out.{job['id']}.mp4").unlink()
+
+
+def test_a_name_as_long_as_a_name_may_be_is_no_hindrance(server: Server, media: Path) -> None:
+    name = "x" * 251 + ".mp4"
+    ended = over(server, submit(server, "quick", media, input="in.mp4", output=name))
+    assert (ended["state"], ended["reason"]) == ("done", None)
+    assert files(media) == ["in.mp4", name]
+    (media / name).unlink()
+
+
+def test_one_that_makes_a_folder_of_its_output_fails_and_leaves_nothing(server: Server, media: Path) -> None:
+    ended = over(server, submit(server, "folder", media))
+    assert (ended["state"], ended["reason"]) == ("failed", f"it ended with exit status 0 and left no {media}/out.mp4")
+
+
+def test_a_folder_that_leads_elsewhere_by_the_time_it_begins_is_not_written_to(
+    server: Server, media: Path, tmp_path: Path
+) -> None:
+    lease = server.lease("somebody", wait=30)
+    (media / "sub").mkdir()
+    job = submit(server, "quick", media, input="in.mp4", output="sub/out.mp4")
+    (media / "sub").rmdir()
+    (media / "sub").symlink_to(tmp_path)
+    server.release(lease)
+    ended = over(server, job)
+    (media / "sub").unlink()
+    assert ended["state"] == "failed"
+    assert f"params.output: {media}/sub/out.mp4 is not below {media}" in str(ended["reason"])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_it_says_can_be_read_and_followed(server: Server, media: Path) -> None:

@@ -62,6 +62,7 @@ def test_braces_that_are_no_parameter_stay_and_a_value_is_not_looked_through_aga
         ({"input": "in.mkv", "output": "b", "quality": True}, "quality", "must be a text or a number"),
         ({"input": "in\0.mkv", "output": "b"}, "input", "none of them NUL"),
         ({"input": "x" * 5000, "output": "b"}, "input", "at most 4096 characters"),
+        ({"input": "in.mkv", "output": "x" * 300}, "output", "cannot be used: File name too long"),
     ],
 )
 def test_what_a_recipe_does_not_take_is_named(root: Path, given: dict[str, object], name: str, said: str) -> None:

@@ -1,0 +1,80 @@
+"""A job's process and its files: what has ended is seen to have, and what is left of it is named or gone."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from workers.control import launcher
+from workers.jobs import JobProcess, temporary
+
+LONG = "日本の映画 " * 30
+
+
+def process(tmp_path: Path, *outputs: str) -> JobProcess:
+    return JobProcess("jb_1", tmp_path / "job", {name: str(tmp_path / name) for name in outputs})
+
+
+@pytest.mark.parametrize(
+    ("final", "kind"),
+    [
+        ("x" * 251 + ".mkv", ".mkv"),
+        (LONG[:82] + ".mkv", ".mkv"),
+        ("x" * 100 + "." + "y" * 150, ""),
+        ("." + "x" * 254, ""),
+    ],
+)
+def test_however_long_the_name_of_an_output_is_it_can_be_written_until_then(
+    tmp_path: Path, final: str, kind: str
+) -> None:
+    written = temporary(str(tmp_path / final), "jb_01M8QNWM5200G32A5H0QHRP5NE")
+    written.touch()
+    assert written.name.startswith(".")
+    assert written.name.endswith(kind)
+
+
+def test_two_long_names_that_begin_alike_are_not_written_to_one_file(tmp_path: Path) -> None:
+    ones = {temporary(str(tmp_path / ("x" * 240 + end)), "jb_01M8QNWM5200G32A5H0QHRP5NE") for end in ("a", "b")}
+    assert len(ones) == 2
+
+
+def test_a_folder_in_place_of_an_output_is_removed_with_what_is_in_it(tmp_path: Path) -> None:
+    job = process(tmp_path, "out")
+    written = temporary(str(tmp_path / "out"), "jb_1")
+    (written / "deeper").mkdir(parents=True)
+    assert job.publish() == f"it ended with exit status 0 and left no {tmp_path}/out"
+    job.discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_in_place_of_an_output_is_removed_and_not_what_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    temporary(str(tmp_path / "out"), "jb_1").symlink_to(tmp_path / "other")
+    process(tmp_path, "out").discard()
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
+def test_of_two_outputs_none_gets_its_name_where_one_cannot(tmp_path: Path) -> None:
+    job = process(tmp_path, "one", "two")
+    (tmp_path / "job").mkdir()
+    for name in ("one", "two"):
+        temporary(str(tmp_path / name), "jb_1").touch()
+    (tmp_path / "two").mkdir()
+    assert job.publish() == f"{tmp_path}/two has become a folder, so its output could not be put there"
+    job.discard()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job", "two"]
+
+
+async def test_one_whose_record_is_removed_meanwhile_has_not_ended_for_that(tmp_path: Path) -> None:
+    job = process(tmp_path)
+    await job.start(["sleep", "4"], {}, follows=False)
+    recorded = job.recorded()
+    assert recorded is not None
+    ended = asyncio.create_task(job.ended())
+    await asyncio.sleep(0)
+    shutil.rmtree(tmp_path / "job")
+    assert await ended is None
+    assert not launcher.lives(*recorded)
