@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -100,6 +101,18 @@ async def test_a_file_that_is_gone_ends_nothing(model: Path) -> None:
     one.held("gpu0")
     await round_of(one)
     await round_of(one)
+    await one.close()
+
+
+async def test_a_file_that_becomes_shorter_meanwhile_ends_nothing(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = SimpleNamespace(st_size=2 * SIZE)
+    monkeypatch.setattr("workers.pagecache.os.fstat", lambda _fd: before)
+    one = cache(model)
+    one.left("gpu0", "llama/med")
+    one.held("gpu0")
+    async with asyncio.timeout(10):
+        await round_of(one)
+        await round_of(one)
     await one.close()
 
 
