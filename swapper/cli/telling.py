@@ -105,7 +105,6 @@ def _lease(lease: Json) -> str:
 
 
 def _swap(swap: Json) -> str:
-    head = f"{swap['card']}: {moves(swap)} ({swap['cause']})"
     carried = talks(swap["conversations"])
     if swap["outcome"] is None:
         over = [step for step in swap["steps"] if step["ms"] is not None]
@@ -113,7 +112,8 @@ def _swap(swap: Json) -> str:
     else:
         said = [] if swap["overhead_ms"] is None else [f"in {took(swap['overhead_ms'])}"]
     said += [f"conversations: {carried}"] if carried else []
-    return f"{head}{_because(', '.join(said), '; ')}{_because(swap['reason'])}"
+    news = f"{_because(', '.join(said), '; ')}{_because(swap['reason'])}"
+    return f"{swap['card']}: {moves(swap)}{news} ({swap['cause']})"
 
 
 def _card(card: Json) -> str:

@@ -61,20 +61,20 @@ async def test_a_swap_that_runs_tells_who_moves_for_whom_and_how_long_its_last_s
     running = replace(SWAP, outcome=None, ended_ms=None, stage=Step.SAVE, steps=(saving,), conversations=())
     [(who, state, text)] = await words(api, Commit(swaps=(running,)))
     assert (who, state) == ("sw_1", "save")
-    assert text == "gpu0: llama/med out (lease ls_1); drain took 1.2 s"
+    assert text == "gpu0: llama/med out; drain took 1.2 s (lease ls_1)"
 
 
 async def test_a_swap_that_ended_tells_its_time_and_what_became_of_the_conversations(api: Served) -> None:
     back = replace(SWAP, from_=("comfyui",), to=("llama/med",), conversations=(WARM, WARM, COLD, ON_DISK))
     [(_, state, text)] = await words(api, Commit(swaps=(back,)))
     assert state == "done"
-    moved = "gpu0: comfyui out, llama/med in (lease ls_1)"
-    assert text == f"{moved}; in 200 ms, conversations: 2 warm, 1 cold, 1 on disk"
+    became = "in 200 ms, conversations: 2 warm, 1 cold, 1 on disk"
+    assert text == f"gpu0: comfyui out, llama/med in; {became} (lease ls_1)"
 
 
 async def test_a_swap_that_did_not_end_well_says_why(api: Served) -> None:
     [(_, state, text)] = await words(api, Commit(swaps=(replace(SWAP, outcome="fault", reason="pid 7 stays"),)))
-    assert (state, text.endswith(", conversations: 1 saved: pid 7 stays")) == ("fault", True)
+    assert (state, text.endswith(", conversations: 1 saved: pid 7 stays (lease ls_1)")) == ("fault", True)
 
 
 def test_what_is_not_saved_is_not_called_saved_and_nobody_who_moves_is_a_dash() -> None:
