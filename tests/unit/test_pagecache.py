@@ -105,8 +105,10 @@ async def test_a_file_that_is_gone_ends_nothing(model: Path) -> None:
 
 
 async def test_a_file_that_becomes_shorter_meanwhile_ends_nothing(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = SimpleNamespace(st_size=2 * SIZE)
-    monkeypatch.setattr("workers.pagecache.os.fstat", lambda _fd: before)
+    def longer(_fd: int) -> SimpleNamespace:
+        return SimpleNamespace(st_size=2 * SIZE)
+
+    monkeypatch.setattr("workers.pagecache.os.fstat", longer)
     one = cache(model)
     one.left("gpu0", "llama/med")
     one.held("gpu0")
