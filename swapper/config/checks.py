@@ -176,14 +176,18 @@ def _tenants(document: Document, source: Source, environ: Mapping[str, str]) -> 
 
 
 def _shared(document: Document) -> Iterator[Said]:
-    """One server is one entry, and nobody else deletes what it saved."""
+    """One server is one entry, nobody else ends it, and nobody else deletes what it saved."""
     servers: dict[tuple[str, int, str], str] = {}
+    things: dict[tuple[str, str], str] = {}
     folders: dict[str, str] = {}
     for name, entry in document.tenants.items():
         place = _place(entry.url) if entry.url is not None else None
         other = name if place is None else servers.setdefault(place, name)
         if other != name:
             yield ("tenants", name, "url"), f"is that of tenants.{other}, too: write one server as one entry"
+        if (thing := controls.thing(entry)) is not None and (other := things.setdefault(thing, name)) != name:
+            said = f"is that of tenants.{other}, too, and a release of one would end both: write it as one tenant"
+            yield ("tenants", name, thing[0]), said
         if entry.slot_dir is None or entry.snapshots.strategy == "off":
             continue
         other = folders.setdefault(os.path.realpath(entry.slot_dir), name)
@@ -278,6 +282,9 @@ def _notices(document: Document, source: Source) -> Iterator[Said]:
         if key in policy:
             yield ("policy", key), f"is read, but {said}; leave it out"
     yield from _defaults(document)
+    for name, card in document.cards.items():
+        if "foreign" in source.data["cards"][name] and card.read_by not in needs.MEASURES:
+            yield ("cards", name, "foreign"), "is read, but its probe does not tell who holds what; leave it out"
     for name, entry in document.tenants.items():
         card = document.cards.get(entry.card)
         yield from kinds.notices(entry, source.data["tenants"][name], ("tenants", name), card)

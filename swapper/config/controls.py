@@ -52,6 +52,20 @@ def _docker(entry: TenantEntry, loc: Loc) -> Iterator[Said]:
         yield (*loc, "container"), said
 
 
+def thing(entry: TenantEntry) -> tuple[str, str] | None:
+    """Key and text of what a tenant starts and stops, where that has a name by which another could mean it, too."""
+    match entry.control:
+        case "docker" if entry.container:
+            return "container", entry.container
+        case "kubernetes" if entry.deployment:
+            return "deployment", f"{entry.namespace or ''}/{entry.deployment}"
+        case "systemd" if entry.unit:
+            unit = entry.unit if "." in entry.unit else f"{entry.unit}.service"
+            return "unit", f"{unit} of the user" if entry.user else unit
+        case _:
+            return None
+
+
 def on_off(entry: TenantEntry, loc: Loc) -> Iterator[Said]:
     """Problems of one tenant of kind `none`."""
     if entry.control == "command" and not entry.command:

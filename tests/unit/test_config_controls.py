@@ -83,3 +83,33 @@ def test_what_does_not_fit_is_told_where_it_stands(text: str, old: str, new: str
 def test_the_grace_of_a_tenant_is_its_own(tmp_path: Path) -> None:
     assert parsed(DOCKER).tenants["ml"].grace_ms == 45_000
     assert parsed(UNIT).tenants["ml"].user
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "key"),
+    [
+        ("control: docker, container: ml", "control: docker, container: ml", "container"),
+        ("control: systemd, unit: ml", "control: systemd, unit: ml.service", "unit"),
+        ("control: kubernetes, deployment: ml", "control: kubernetes, deployment: ml", "deployment"),
+    ],
+)
+def test_what_one_tenant_starts_and_stops_is_no_other_ones(one: str, other: str, key: str) -> None:
+    rest = "kind: none, card: gpu0, vram: 4GiB"
+    said = problem(f"{CARDS}  a: {{{one}, {rest}}}\n  b: {{{other}, {rest}}}\n")
+    assert said.endswith(
+        f"tenants.b.{key}: is that of tenants.a, too, and a release of one would end both: write it as one tenant"
+    )
+
+
+def test_units_and_deployments_of_one_name_may_be_different_ones() -> None:
+    rest = "kind: none, card: gpu0, vram: 4GiB"
+    pair = f"  a: {{control: systemd, unit: ml, {rest}}}\n  b: {{control: systemd, unit: ml, user: true, {rest}}}\n"
+    where = "control: kubernetes, deployment: ml, namespace"
+    spaces = f"  c: {{{where}: x, {rest}}}\n  d: {{{where}: y, {rest}}}\n"
+    assert set(parsed(CARDS + pair + spaces).spec().tenants) == {"a", "b", "c", "d"}
+
+
+def test_foreign_does_nothing_where_nobody_tells_who_holds_what_and_that_is_said() -> None:
+    [said] = parsed("cards: {gpu0: {vram: 24GiB, foreign: 1GiB}}\ntenants: {}\n").notices
+    assert said.endswith("cards.gpu0.foreign: is read, but its probe does not tell who holds what; leave it out")
+    assert parsed("cards: {gpu0: {probe: nvml, foreign: 1GiB}}\ntenants: {}\n").notices == ()
