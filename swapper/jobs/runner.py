@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import structlog
@@ -35,7 +36,9 @@ LEFT_LINES = 3
 _OPEN = 100_000
 FULL = "no more leases may wait (policy.max_queue)"
 _PUT_BACK = "the store was put back to an older state, without its lease"
-_TIDY_S = 3600.0
+_LOOK_S = 15.0
+"""So often it is looked for jobs that nobody here sees to."""
+_LOOKS_TO_TIDY = 240
 _GRACE_MS = 30_000
 """Of a job whose recipe is not known any more."""
 _REMEMBERED = 100
@@ -76,6 +79,7 @@ class Jobs:
         self._fence = fence
         self._env = env
         self._url = url
+        self._submitting: set[str] = set()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._cancels: dict[str, asyncio.Event] = {}
         self._processes: dict[str, JobProcess] = {}
@@ -98,12 +102,15 @@ class Jobs:
             params=params,
             output=recipe.outputs(params),
         )
+        self._submitting.add(job.id)
         try:
             job = await self._store.put_job(job) or job
             room = await self._enqueue(job, recipe) is not None
         except (StoreDown, asyncio.CancelledError):
             self._begin(replace(job, cancelled=True))  # it may be on record, and nobody was told of it
             raise
+        finally:
+            self._submitting.discard(job.id)
         if not room:
             await self._finish(job, JobState.FAILED, FULL)
             raise Crowded(FULL)
@@ -136,17 +143,22 @@ class Jobs:
     async def run(self) -> None:
         """Go on with every job of this host that is not over; returns never."""
         try:
-            for job in await until_stored("read the jobs", lambda: self._store.jobs(limit=_OPEN, unfinished=True)):
-                if job.host == self._host:
-                    self._begin(job)
-            while True:
-                await supervised("tidy the folders of jobs", self.tidy())
-                await asyncio.sleep(_TIDY_S)
+            for look in count():
+                await self._take_up()
+                if look % _LOOKS_TO_TIDY == 0:
+                    await supervised("tidy the folders of jobs", self.tidy())
+                await asyncio.sleep(_LOOK_S)
         finally:
             self._closed = True
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _take_up(self) -> None:
+        """Those of earlier processes, and those that a store put back to an older state has as unfinished again."""
+        for job in await until_stored("read the jobs", lambda: self._store.jobs(limit=_OPEN, unfinished=True)):
+            if job.host == self._host and job.id not in self._submitting:
+                self._begin(job)
 
     def _begin(self, job: Job) -> None:
         if job.id in self._tasks or self._closed:
