@@ -40,7 +40,7 @@ def _named_json(seen: str, tenants: Collection[str], leased: Iterable[Leased]) -
     process = _PROCESS.fullmatch(seen)
     pid = None if process is None else int(process["pid"])
     tenant = seen if seen in tenants else None
-    lease = next((one.lease for one in leased if one.pid == pid), None)
+    lease = next((one.lease for one in leased if pid is not None and one.pid == pid), None)
     return {
         "name": seen if process is None else process["name"] or seen,
         "pid": pid,

@@ -1,7 +1,8 @@
 """Whose a process that holds VRAM is: a tenant's, a lease's, or nobody's, which is foreign. Pure.
 
 Invariant: judged from what a probe read and what the store says of leases, at one moment. A process is a lease's if it,
-or one of those it descends from, is the one the lease names, by its pid and its start.
+or one of those it descends from, is the one the lease names, by its pid and its start. A granted lease that names no
+process has whatever is nobody else's, but what was told of as foreign before it.
 """
 
 from __future__ import annotations
@@ -36,11 +37,15 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """A process that a lease names, also one that ended and whose memory may still go. `started`: see `Hold`."""
+    """A process that a lease names, also one that ended and whose memory may still go. `started`: see `Hold`.
+
+    `pid` None: the lease names none. `strangers`: (pid, start) of those that are not its own then.
+    """
 
     lease: str
-    pid: int
+    pid: int | None
     started: int | None = None
+    strangers: frozenset[tuple[int, int | None]] = frozenset()
 
 
 def processes(reading: Mapping[str, object]) -> tuple[Process, ...]:
@@ -68,13 +73,20 @@ def leased_on(world: World, card: Card) -> list[Leased]:
         for lease in world.leases.values()
         if lease.card == card.name and lease.request.holder_pid is not None
     ]
-    return [*named, *(Leased(gone.lease, gone.pid, gone.started) for gone in card.departed if gone.pid is not None)]
+    left = [Leased(gone.lease, gone.pid, gone.started) for gone in card.departed if gone.pid is not None]
+    strangers = frozenset((one.pid, one.started) for one in card.intruders)
+    silent = (hold for hold in card.holds if hold.granted and hold.pid is None and hold.tenant is None)
+    return [*named, *left, *(Leased(hold.lease, None, strangers=strangers) for hold in silent)]
 
 
 def lease_of(process: Process, leased: Iterable[Leased]) -> str | None:
-    """The lease whose process it is, or descends from."""
-    line = ((process.pid, None), *process.line)
-    return next((one.lease for one in leased if any(_is(one, *step) for step in line)), None)
+    """The lease whose process it is, or descends from; of what is nobody else's, the one that names no process."""
+    line, known = ((process.pid, None), *process.line), tuple(leased)
+    by_name = next((one.lease for one in known if any(_is(one, *step) for step in line)), None)
+    if by_name is not None or process.owner is not None:
+        return by_name
+    key = (process.pid, process.started)
+    return next((one.lease for one in known if one.pid is None and key not in one.strangers), None)
 
 
 def is_foreign(process: Process, leased: Iterable[Leased]) -> bool:

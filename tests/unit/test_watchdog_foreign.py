@@ -144,6 +144,32 @@ def test_a_process_of_a_lease_and_its_children_is_the_lease_s() -> None:
     assert alert.text.startswith("pid 14 ")
 
 
+def test_of_a_lease_that_names_no_process_is_what_is_nobody_else_s_while_it_lasts() -> None:
+    found = card()
+    found.enqueue("part", vram_mib=12 * GIB)
+    found.decide()
+    found.run()
+    (hold,) = found.card.holds
+    found.see(held(12, 5000))
+    assert found.settle() == []
+    found.world = replace(found.world, cards={"gpu0": replace(found.card, holds=(replace(hold, granted=False),))})
+    (alert,) = found.follow()
+    assert alert.text.startswith("pid 12 ")
+
+
+def test_what_was_foreign_before_such_a_lease_is_not_its_own() -> None:
+    found = card()
+    found.see(held(12, 5000))
+    (alert,) = found.settle()
+    found.enqueue("part", vram_mib=12 * GIB)
+    found.decide()
+    found.run()
+    found.see(held(12, 5000), held(13, 5000, line=[[13, 9]]))
+    assert found.settle() == []
+    assert [one.pid for one in found.card.intruders] == [12]
+    assert alert.text.startswith("pid 12 ")
+
+
 def test_neither_is_one_that_a_lease_named_that_is_over_and_that_is_waited_for() -> None:
     found = card()
     gone = Departed("ls", "encode", 12, 0, 7)
