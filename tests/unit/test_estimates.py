@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from swapper import estimates
 from swapper.config import load
 from swapper.core.watched import NeedFrom
 from swapper.demo.models import make_models
+from tests.unit.test_cli import swapper
 from workers.llama.estimate import MIB, Estimate, estimate
 
 GIB = 1 << 30
@@ -109,3 +111,10 @@ def test_what_cannot_be_read_here_counts_as_the_whole_card(tmp_path: Path) -> No
     assert (spec.tenants["llama/m"].need_mib, spec.tenants["llama/m"].need_from) == (24_576, NeedFrom.UNKNOWN)
     (line,) = [estimates.told(tenant, one) for tenant, one in estimates.estimates(read, {}).items()]
     assert "counts as the whole card until it was measured" in line
+
+
+async def test_check_says_it(tmp_path: Path) -> None:
+    model = make_models(tmp_path, ["alpha"])["alpha"]
+    found = await swapper("check", "--json", "-c", str(config(tmp_path, str(model))))
+    (line,) = [line for line in json.loads(found.stdout)["cards"] if line.startswith("llama/m: ")]
+    assert "is estimated until it was measured" in line
