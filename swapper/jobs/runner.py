@@ -105,15 +105,14 @@ class Jobs:
         self._submitting.add(job.id)
         try:
             job = await self._store.put_job(job) or job
-            room = await self._enqueue(job, recipe) is not None
+            if await self._enqueue(job, recipe) is None:
+                await self._finish(job, JobState.FAILED, FULL)
+                raise Crowded(FULL)
         except (StoreDown, asyncio.CancelledError):
             self._begin(replace(job, cancelled=True))  # it may be on record, and nobody was told of it
             raise
         finally:
             self._submitting.discard(job.id)
-        if not room:
-            await self._finish(job, JobState.FAILED, FULL)
-            raise Crowded(FULL)
         self._begin(job)
         return job
 
