@@ -10,11 +10,13 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from swapper.core.conversations import Conversation, ProofResult
+from swapper.core.jobs import Job, JobState
 from swapper.core.types import ACTIVE, Card, Fault, Lease, LeaseState, Report, Step, StepOutcome, Swap
 from swapper.store import codec
 from swapper.store.memory_library import Library
 from swapper.store.memory_streams import written
 from swapper.store.protocol import StoredEvent
+from tests.sim.jobs import Work
 from tests.sim.plan import CardPlan
 from tests.sim.seen import Fold, Limits, Pair, Seen
 from tests.sim.whose import Heads
@@ -56,6 +58,8 @@ class Check:
         self._say = say
         self._measured = measured
         self._limits = limits
+        self.works: Mapping[str, Work] = {}
+        """Processes of jobs, by job."""
         self.stuck: set[str] = set()
         """Children whose VRAM stays held: no probe but one that measures can know."""
 
@@ -144,6 +148,8 @@ class Check:
             self._granted(lease)
         elif lease.state not in ACTIVE:
             self.seen.ended[lease.id] = self._steady_ms()
+        if lease.state is LeaseState.RELEASED and any(w.lease == lease.id and w.runs for w in self.works.values()):
+            self.fail(f"{lease.id} is given back while the process of its job runs (S1)")
         held = before is not None and before.state is LeaseState.GRANTED
         healthy = lease.id in self.seen.dutiful and lease.id not in self.seen.tainted
         if lease.state is LeaseState.EXPIRED and held and healthy:
@@ -168,6 +174,21 @@ class Check:
             self.fail(f"{lease.id} was granted token {lease.token}, not above {highest} of {holder} (S2)")
         self.seen.highest[lease.card] = max((lease.token, lease.id), (highest, holder))
         self._fits(lease.card, f"{lease.id} was granted")
+
+    def job(self, before: Job | None, job: Job) -> None:
+        """A job was written."""
+        work = self.works.get(job.id)
+        if before is None or before.state is not job.state:
+            self._say(f"  {job.id} {job.state}{f' ({job.reason})' if job.reason else ''}")
+        if before is not None and before.over:
+            self.fail(f"{job.id} ended as {before.state} and is {job.state} now (N1)")
+        if job.over and not job.reason and job.state is not JobState.DONE:
+            self.fail(f"{job.id} is {job.state} without a reason (N1)")
+        if job.over and work is not None and work.runs:
+            self.fail(f"{job.id} is {job.state}, and its process runs (N1)")
+        well = work is not None and work.status is not None and work.status.code == 0
+        if job.state is JobState.DONE and not well:
+            self.fail(f"{job.id} is done, and its process did not end well (N1)")
 
     def _card(self, card: Card) -> None:
         before = self.fold.cards.get(card.name)

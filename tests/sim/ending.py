@@ -53,6 +53,7 @@ def unmet(world: World) -> list[str]:
                 found.append(f"the gate of {tenant} is shut")
             elif child is None or child.value != "loaded" or child.mute:
                 found.append(f"{tenant} is not loaded, or answers nothing")
+    found += [f"{job.id} is {job.state}" for job in world.store.library.jobs(100, unfinished=True)]
     found += [f"{lease.id} is {lease.state}" for lease in stored.leases.values() if lease.state not in FINAL]
     return found
 
@@ -97,6 +98,16 @@ def leases_ended(world: World, people: People) -> None:
             world.check.fail(f"{name} was acknowledged and is not there any more (N1)")
         elif lease is not None and lease.state not in FINAL:
             world.check.fail(f"{name} is still {lease.state} (N1)")
+
+
+def jobs_ended(world: World, people: People) -> None:
+    """Every job that was taken is over, unless a rollback took it; nothing of any runs (N1)."""
+    for name in people.jobs:
+        if world.store.library.job(name) is None and not world.check.seen.rollbacks:
+            world.check.fail(f"{name} was taken and is not there any more (N1)")
+    for name, work in world.works.of.items():
+        if work.runs:
+            world.check.fail(f"the process of {name} runs, and nobody waits for it (N1)")
 
 
 def nothing_left(world: World, tasks: Iterable[asyncio.Task[object]], allowed: Callable[[str], bool]) -> None:

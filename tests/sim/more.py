@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from tests.sim.plan import TROUBLE_S, BoxPlan, CardPlan, Plan, Trouble
+from tests.sim.plan import TROUBLE_S, BoxPlan, CardPlan, JobPlan, Plan, Trouble
 
 _BOX_TROUBLES = (
     *("box starts", "box starts", "box dies", "box dies", "engine away", "engine away"),
@@ -27,7 +27,7 @@ def more(plan: Plan) -> Plan:
         )
     plan = replace(plan, cards=cards)
     troubles = [*plan.troubles, *_box_troubles(plan), *_card_troubles(plan)]
-    return replace(plan, troubles=tuple(sorted(troubles, key=lambda trouble: trouble.at)))
+    return replace(plan, jobs=_jobs(plan), troubles=tuple(sorted(troubles, key=lambda trouble: trouble.at)))
 
 
 def _boxed(seed: int, card: CardPlan) -> CardPlan:
@@ -43,6 +43,25 @@ def _boxed(seed: int, card: CardPlan) -> CardPlan:
         stop_s=rng.uniform(0.05, 1.5),
     )
     return replace(card, boxes=(box,), total_mib=card.total_mib + (box.need_mib if box.default else 0))
+
+
+def _jobs(plan: Plan) -> tuple[JobPlan, ...]:
+    rng = random.Random(f"{plan.seed}/jobs")
+    return tuple(
+        JobPlan(
+            f"job{n}",
+            rng.uniform(0, 25),
+            rng.choice((None, rng.choice(plan.cards).name)),
+            rng.choice((None, 2000, 5000)),
+            rng.uniform(0.1, 8),
+            rng.choice((3_600_000, 3_600_000, 3000)),
+            rng.choice((None, None, rng.uniform(0.1, 8))),
+            rng.choice((0, 0, 0, 1)),
+            seen=rng.random() < 0.8,
+            missing=rng.random() < 0.1,
+        )
+        for n in range(rng.choice((0, 0, 1, 2)))
+    )
 
 
 def _rendering(seed: int, card: CardPlan) -> CardPlan:

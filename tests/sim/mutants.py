@@ -18,9 +18,10 @@ from swapper.core.conversations import Conversation, ProofResult
 from swapper.core.draft import Draft
 from swapper.gateway import proof
 from swapper.store.memory_library import Library
+from tests.sim.jobs import JobDouble
 from workers import marks, observe, onoff
 from workers.backend import Reading, TenantState, Unread
-from workers.control import Phase
+from workers.control import ExitStatus, Phase
 from workers.vacate import Vacated
 
 
@@ -178,6 +179,24 @@ def _unread(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(observe.Sight, "reading", reading)
 
 
+def _twice(patch: pytest.MonkeyPatch) -> None:
+    """The record of a job's process is not looked for before it is started."""
+    patch.setattr(JobDouble, "begun", False)
+
+
+def _unheld(patch: pytest.MonkeyPatch) -> None:
+    """A job's process counts as gone without having been seen to be."""
+
+    async def at_once(_: object) -> ExitStatus:
+        return ExitStatus(1, None, 0)
+
+    async def told(*_: object) -> None:
+        pass
+
+    patch.setattr(JobDouble, "ended", at_once)
+    patch.setattr(JobDouble, "end", told)
+
+
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "fence": _fence,
     "proof": _proof,
@@ -194,6 +213,8 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "spent": _spent,
     "crowded": _crowded,
     "unread": _unread,
+    "twice": _twice,
+    "unheld": _unheld,
 }
 
 

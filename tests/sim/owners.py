@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, TypeVar
 
-from swapper.core.types import FINAL, Lease, LeaseRequest, LeaseState
+from swapper.core.jobs import Job
+from swapper.core.types import FINAL, Lease, LeaseRequest, LeaseState, WorkClass
 from swapper.errors import StoreDown
 from swapper.store.protocol import Ended, Enqueued, Idempotency, KeyReused, NotFound, QueueFull, Store, WrongToken
 from tests.sim.front import ask, request_of
-from tests.sim.plan import BoxPlan, CallPlan, OwnerPlan, Way
+from tests.sim.plan import BoxPlan, CallPlan, JobPlan, OwnerPlan, Way
 from tests.sim.serve import Serving
 from tests.sim.whose import opening
 from tests.sim.world import EPOCH_MS, Place, World
+
+if TYPE_CHECKING:
+    from swapper.jobs.runner import Jobs
 
 T = TypeVar("T")
 
@@ -33,6 +37,8 @@ class People:
         self.world = world
         self.serving = serving
         self.acknowledged: dict[str, OwnerPlan] = {}
+        self.jobs: list[str] = []
+        """Those that were taken."""
 
     async def _api(self, call: Callable[[Store], Awaitable[T]]) -> T:
         """Ask through some process that lives, until one answers."""
@@ -152,6 +158,31 @@ class People:
             prompts.changed.set()
             self.world.say(f"a prompt for {box.name}, {takes_s:.1f} s")
             self.world.disturbed()
+
+    async def submit(self, plan: JobPlan) -> None:
+        """A job, asked for until somebody takes it; cancelled later, if that is its plan."""
+        await asyncio.sleep(plan.at)
+        job = None
+        while job is None:
+            job = await self._at_jobs(lambda jobs: jobs.submit(jobs.recipes[plan.name], {}, "jo", WorkClass.NORMAL))
+        self.jobs.append(job.id)
+        self.world.say(f"{job.id} of {plan.name} is taken")
+        if plan.cancel_s is not None:
+            await asyncio.sleep(plan.cancel_s)
+            asked = await self._api(lambda store: store.job(job.id))
+            while asked is not None and await self._at_jobs(lambda jobs, one=asked: jobs.cancel(one)) is None:
+                pass
+
+    async def _at_jobs(self, call: Callable[[Jobs], Coroutine[None, None, Job]]) -> Job | None:
+        """Ask whoever runs the jobs; None, a moment later, where nobody answered."""
+        for jobs, serving in [(one.jobs, one) for one in self.serving()]:
+            if jobs is not None:
+                task = serving.process.spawn(call(jobs))
+                await asyncio.wait({task})
+                if not task.cancelled() and not isinstance(task.exception(), StoreDown):
+                    return task.result()
+        await asyncio.sleep(AGAIN_S)
+        return None
 
     async def _end(self, name: str, token: int | None = None) -> None:
         answer = await self._api(lambda store: store.end(name, token))

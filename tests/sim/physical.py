@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from swapper.core.commit import Commit, Committed, Conflict
+from swapper.core.jobs import Job
 from swapper.core.types import Command, Report
 from swapper.store.memory import MemoryStore
 from swapper.store.memory_library import Library
@@ -60,6 +61,18 @@ class WatchedStore(MemoryStore):
             return answer
 
         return await self._call("commit", act)
+
+    async def put_job(self, job: Job) -> Job | None:
+        """Tell what became of it."""
+
+        def act(library: Library) -> Job | None:
+            before = library.job(job.id)
+            written = library.put_job(job)
+            if written is not None:
+                self._check.job(before, written)
+            return written
+
+        return await self._call("put_job", act)
 
     async def report(self, *reports: Report) -> None:
         """Tell what was refused."""

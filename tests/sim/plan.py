@@ -104,6 +104,25 @@ class OwnerPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class JobPlan:
+    """One job, and its process. `cancel_s`: its caller wants its end so long after it was taken, None: never.
+
+    `code`: its exit status; `seen` False: nobody sees it. `missing`: its program is not there.
+    """
+
+    name: str
+    at: float
+    card: str | None
+    vram_mib: int | None
+    takes_s: float
+    max_hold_ms: int
+    cancel_s: float | None
+    code: int
+    seen: bool
+    missing: bool
+
+
+@dataclass(frozen=True, slots=True)
 class CallPlan:
     """One call. `tokens` to be said; `hang_up_s`: the client waits no longer than that."""
 
@@ -143,6 +162,7 @@ class Plan:
     troubles: tuple[Trouble, ...]
     reopen: bool
     pace: float
+    jobs: tuple[JobPlan, ...] = ()
 
     @property
     def parties(self) -> tuple[str, ...]:

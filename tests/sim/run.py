@@ -24,6 +24,7 @@ import structlog
 
 from swapper.gateway.admission import Call
 from tests.sim import ending
+from tests.sim.jobs import doubled
 from tests.sim.more import more
 from tests.sim.mutants import mutated
 from tests.sim.owners import People
@@ -68,8 +69,8 @@ def simulate(seed: int, *, mutant: str | None = None, tell: Callable[[str], None
     random.seed(seed)  # what pauses between attempts is drawn from there
     run = _Run(seed, folder, tell)
     try:
-        with mutated(mutant), asyncio.Runner(loop_factory=SimLoop) as runner:
-            return runner.run(run.verdict())
+        with mutated(mutant), asyncio.Runner(loop_factory=SimLoop) as loop:
+            return loop.run(run.verdict())
     except (Endless, Stuck) as error:
         history = tuple(run.world.history) if run.world is not None else ()
         return Verdict(seed, f"{type(error).__name__}: {error}", history, 0.0, 0)
@@ -130,6 +131,7 @@ class _Run:
             work = [group.create_task(people.own(owner)) for owner in plan.owners]
             work += [group.create_task(people.call(call)) for call in plan.calls]
             work += [group.create_task(troubles.run(trouble)) for trouble in plan.troubles]
+            work += [group.create_task(people.submit(job)) for job in plan.jobs]
             work += [
                 group.create_task(people.send(place, box))
                 for place in world.places.values()
@@ -149,6 +151,7 @@ class _Run:
             await ending.settled(world, people)
             await ending.served(world, people)
             ending.leases_ended(world, people)
+            ending.jobs_ended(world, people)
             world.check.compare(world.store.library)
         await self._stop()
 
@@ -200,6 +203,7 @@ def _watched(world: World) -> Generator[None]:
         patch.setattr(router, "find_child", find)
         patch.setattr(router, "gone", gone)
         patch.setattr(lifecycle, "gone", gone)
+        doubled(patch, world)
         patch.setattr(fake_calls._Call, "run", run)  # pyright: ignore[reportPrivateUsage]
         patch.setattr(fake_child, "_ports", itertools.count(40_000))
         patch.setattr(Call, "__hash__", _place)  # so that a set of them has the same order each time

@@ -19,10 +19,12 @@ from swapper.gateway.admission import Admission
 from swapper.gateway.child import Children
 from swapper.gateway.context import GatewayContext, Limits, ModelInfo, Target
 from swapper.gateway.member import Member
+from swapper.jobs.runner import Jobs
 from swapper.store.protocol import Store
 from tests.sim.batches import BatchGate
 from tests.sim.box import BoxControl
 from tests.sim.front import Session
+from tests.sim.jobs import recipes
 from tests.sim.meter import Meter
 from tests.sim.physical import SimMarks, WatchedRouter, finder
 from tests.sim.process import Process, RouterWire, StoreWire
@@ -71,6 +73,7 @@ class Serving:
         """Whether somebody kills it, and starts it again."""
         self._backends: dict[str, LlamaRouter | OnOff] = {}
         self._tail: Tail | None = None
+        self.jobs: Jobs | None = None
         self._stopping = False
         self._parts: list[asyncio.Task[None]] = []
         self.process.on_death.append(self._died)
@@ -106,12 +109,32 @@ class Serving:
                 self._part("coordinator", coordinator.run())
                 await coordinator.listening.wait()
             if "agent" in parts:
-                self._part("agent", (await self._agent()).run())
+                agent = await self._agent()
+                self._part("agent", agent.run())
                 self._gates()
+                self.jobs = self._jobs(agent)
+                self._part("jobs", self.jobs.run())
         except StoreDown:
             world.say(f"{self.process.name} cannot start: the store does not answer")
             self.process.kill()
         await asyncio.Event().wait()
+
+    def _jobs(self, agent: Agent) -> Jobs:
+        world = self.world
+        self._tail = self._tail or Tail(self.store)
+        return Jobs(
+            self.store,
+            self._tail,
+            recipes(world.plan),
+            world.folder / "jobs",
+            host=AGENTS_HOST,
+            max_queue=100,
+            new_id=world.new_id,
+            now_ms=world.now_ms,
+            fence=agent.sure,
+            env={},
+            url="http://127.0.0.1:1",
+        )
 
     def _gates(self) -> None:
         """Those before what is there by leases of its own."""
@@ -166,6 +189,7 @@ class Serving:
                 await backend.start()
             except BackendError as error:
                 world.say(f"{self.process.name}: {error}")
+        agent.know_holders(lambda lease: None if self.jobs is None else self.jobs.holder(lease))
         agent._verbs = _WatchedVerbs(agent._verbs, agent._sight, world)  # pyright: ignore[reportPrivateUsage]
         return agent
 

@@ -16,6 +16,7 @@ from swapper.core.spec import CardSpec, PolicySpec, Spec, TenantSpec
 from swapper.core.types import WorkClass
 from tests.sim.box import Box, Prompts
 from tests.sim.check import Check
+from tests.sim.jobs import Works
 from tests.sim.meter import Meter
 from tests.sim.physical import WatchedRouter, WatchedStore, WatchedVram
 from tests.sim.plan import CardPlan, Plan
@@ -70,6 +71,8 @@ class World:
         self.places = {card.name: self._place(card, vrams[card.name]) for card in plan.cards}
         for vram in vrams.values():
             vram.check = self.check
+        self.works = Works(self)
+        self.check.works = self.works.of
         self.processes: dict[str, Process] = {}
         self.in_flight: dict[str, Callable[[str], int]] = {}
         """Gateway id -> calls of a tenant in flight there, of processes that live."""
