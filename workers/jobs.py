@@ -94,21 +94,27 @@ class JobProcess:
         await self._control().stop(grace_ms)
 
     def publish(self) -> str | None:
-        """It ended well: its outputs get their names. What is wrong, in words, or None. Blocking; may be repeated."""
+        """It ended well: its outputs get their names. What is wrong, in words, or None. Blocking; may be repeated.
+
+        What cannot be put into place is whole all the same, and stays where it was written.
+        """
         marker = self._folder / _PUBLISHING
         again = marker.exists()
         for final, written in self._outputs.items():
             if not (written.is_file() or again):
+                self.discard()
                 return f"it ended with exit status 0 and left no {final}"
             if final.is_dir():
-                return f"{final} has become a folder, so its output could not be put there"
-        try:
+                return f"{final} has become a folder, so its output could not be put there; it lies in {written}"
+        with suppress(OSError):  # without it only a death between here and the end is told as a failure
             marker.touch()
+        try:
             for final, written in self._outputs.items():
                 with suppress(FileNotFoundError):  # it got its name before we were killed
                     written.replace(final)
         except OSError as error:
-            return f"{error.filename2 or error.filename}: its output could not be put there: {error.strerror}"
+            place = f"{error.filename2}: its output could not be put there: {error.strerror}"
+            return f"{place}; it lies in {error.filename}"
         return None
 
     def discard(self) -> None:

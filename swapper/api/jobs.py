@@ -113,7 +113,10 @@ class JobRoutes:
                 now = await self._ctx.store.job(job.id)
                 while chunk := await asyncio.to_thread(_read, path, at):
                     at += len(chunk)
-                    await response.write(chunk)
+                    try:
+                        await response.write(chunk)
+                    except ConnectionResetError:  # whoever read it left
+                        return response
                 if not follow or now is None or now.over or self._ctx.tail.closed:
                     break
                 try:

@@ -258,6 +258,10 @@ def _snapshots(entry: TenantEntry, loc: Loc) -> Iterator[Said]:
     if keep.bodies == "disk" and keep.privacy == "strict":
         said = "disk keeps the text of requests, and privacy: strict keeps none"
         yield (*loc, "bodies"), f"{said}; write bodies: memory, or privacy: normal"
+    if keep.required and (keep.privacy == "strict" or not keep.sweep):
+        why = "privacy: strict keeps no text" if keep.privacy == "strict" else "sweep: false saves slots only"
+        said = f"{why}, so that a conversation that lies in no slot would hold the card for ever"
+        yield (*loc, "required"), f"{said}; write required: false, or leave that out"
     if keep.strategy == "off":
         if keep.required:
             yield (*loc, "required"), "cannot be true with strategy: off"

@@ -363,8 +363,7 @@ def _judged(
     problem = why
     if why is None and status is not None and status.clean:
         problem = process.publish()
-        if problem is None:
-            return JobState.DONE, None
+        return (JobState.DONE, None) if problem is None else (JobState.FAILED, problem)
     process.discard()
     if cancelled:
         return JobState.CANCELLED, "it was cancelled"

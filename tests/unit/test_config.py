@@ -190,6 +190,14 @@ def test_the_shortest_time_between_two_saves_is_as_good_as_none_at_all(every: st
     assert {tenant.every_ms for tenant in spec.tenants.values()} == {ms}
 
 
+@pytest.mark.parametrize(("more", "why"), [("privacy: strict", "keeps no text"), ("sweep: false", "saves slots only")])
+def test_what_could_hold_a_card_for_ever_is_refused_where_conversations_are_required(more: str, why: str) -> None:
+    (said,) = problems(GOOD.replace("required: true", f"required: true, {more}"))
+    assert why in said
+    assert "write required: false, or leave that out" in said
+    parsed(GOOD.replace("required: true", more))
+
+
 def test_requests_on_disk_and_strict_privacy_contradict_each_other() -> None:
     (said,) = problems(GOOD.replace("required: true", "bodies: disk, privacy: strict"))
     place = "swapper.yaml:12: tenants.llama.snapshots.bodies"
