@@ -295,9 +295,6 @@ def _notices(document: Document, source: Source) -> Iterator[Said]:
         yield from comfyui.notices(document, entry, ("tenants", name))
         if entry.kind not in (ON_OFF, comfyui.KIND) and "grace" in source.data["tenants"][name]:
             yield ("tenants", name, "grace"), f"is read, but {_PATIENCE}; leave it out"
-        for one in served(name, entry):
-            if one.entry.ttl_ms is not None:
-                yield (*one.loc, "ttl"), "is read, but this version does not unload idle models; leave it out"
 
 
 def _defaults(document: Document) -> Iterator[Said]:

@@ -135,6 +135,7 @@ class Config:
             takes_all=not isinstance(one.vram_mib, int),
             need_from=NeedFrom.UNKNOWN if one.vram_mib is None else NeedFrom.DECLARED,
             on_over=one.on_over or entry.on_over,
+            ttl_ms=one.ttl_ms,
             kind=entry.kind,
             evict_never=entry.evict == "never",
             default=one.default,

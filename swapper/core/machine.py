@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
-from swapper.core import intruder, periodic, plan, policy, steps, watchdog
+from swapper.core import intruder, periodic, plan, policy, steps, unused, watchdog
 from swapper.core.answers import compensate, settle, take
 from swapper.core.commit import Alert, AlertKind, Commit, LeaseChange
 from swapper.core.draft import Draft
@@ -45,6 +45,8 @@ def start(world: World, spec: Spec, card: Card, choice: Choice, *, swap_id: str,
     draft.begin(swap)
     if choice.cause == policy.WATCHDOG:
         draft.card = replace(card, overruns=watchdog.acted(card, choice.leaving, choice.arriving, world.now_ms))
+    if choice.cause == unused.TTL:
+        draft.card = unused.left(draft.card, choice.leaving)
     if grants and choice.lease is not None:
         _prepare(draft, world.leases[choice.lease])
     enter(draft, first)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from swapper.core import plan
 from swapper.core.spec import Spec, TenantSpec
 from swapper.core.types import Card, Demand, Hold, Lease, LeaseState, World
+from swapper.core.unused import TTL
 
 WATCHDOG = "watchdog"
 """The cause of a swap that nobody asked for: a tenant that takes more than its need is restarted, or sent away."""
@@ -40,10 +41,11 @@ class _Waiting:
     tenant: str | None = None
 
 
-def choose(world: World, spec: Spec, card: Card, *, idle_since_ms: int) -> Choice | None:
+def choose(world: World, spec: Spec, card: Card, *, idle_since_ms: int, unused: tuple[str, ...] = ()) -> Choice | None:
     """What to start on a card without a running swap; None when all is as it should be.
 
-    `idle_since_ms`: since when no call has been running or waiting on the card (milliseconds, store clock).
+    `idle_since_ms`: since when no call has been running or waiting on the card (milliseconds, store clock). `unused`:
+    residents whose `ttl` is over.
     """
     if card.swap is not None or (card.fault is not None and card.fault.retry_ms > world.now_ms):
         return None
@@ -56,7 +58,9 @@ def choose(world: World, spec: Spec, card: Card, *, idle_since_ms: int) -> Choic
     held = {h.tenant for h in card.holds}
     spent = tuple(t for t in card.residents if plan.by_lease(spec, t) and t not in held)
     without = replace(card, residents=tuple(t for t in card.residents if t not in spent))
-    return _leave_too(card, spent, _wish(world, spec, without, idle_since_ms) or _put_right(world, spec, without))
+    wish = _wish(world, spec, without, idle_since_ms) or _put_right(world, spec, without)
+    idle = tuple(t for t in unused if t not in held)
+    return _leave_too(card, spent, wish or (Choice(TTL, leaving=idle) if idle else None))
 
 
 def _put_right(world: World, spec: Spec, card: Card) -> Choice | None:
@@ -259,7 +263,7 @@ def _come_back(world: World, spec: Spec, card: Card, idle_since_ms: int, *, busy
 
     Who is owed and cannot come (its load fails, a default is in its place) does not keep the defaults away.
     """
-    away = {t for t, one in card.overruns.items() if one.away}
+    away = {*card.unused, *(t for t, one in card.overruns.items() if one.away)}
     owed = [t for t in card.return_to or () if t not in away and _loadable(world, spec, card, t)]
     defaults = [t.id for t in spec.tenants.values() if t.default and t.card == card.name and t.id not in away]
     idle = not busy and world.now_ms - idle_since_ms >= spec.policy.idle_restore_ms

@@ -40,7 +40,7 @@ class TenantSpec:
     `takes_all`: its need is all its card can give. `by_lease`: it is on the card only inside a lease of its own, whose
     holder it is. `sweep`: conversations that lie in no slot are saved as well. `every_ms`: so often idle slots are
     saved while it serves. `need_from`: where `need_mib` comes from. `on_over`: what is done about it once it takes more
-    than a declared need: alert, restart or evict.
+    than a declared need: alert, restart or evict. `ttl_ms`: after so long without a call it leaves.
     """
 
     id: str
@@ -57,6 +57,7 @@ class TenantSpec:
     save_required: bool = False
     sweep: bool = True
     every_ms: int | None = None
+    ttl_ms: int | None = None
     serves_models: bool = True
     takes_all: bool = False
     need_from: NeedFrom = NeedFrom.DECLARED

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 
-from swapper.core import keeping, plan
+from swapper.core import keeping, plan, unused
 from swapper.core.commit import LeaseChange
 from swapper.core.conversations import Conversation, ProofResult, Strategy
 from swapper.core.draft import Draft
@@ -243,6 +243,7 @@ def _begin_open(draft: Draft) -> None:
     coming = tuple(t for t in arriving if t not in draft.card.residents)
     back = {t: replace(one, away=one.away and t not in arriving) for t, one in draft.card.overruns.items()}
     draft.card = replace(draft.card, residents=(*draft.card.residents, *coming), overruns=back)
+    draft.card = unused.back(draft.card, arriving)
     for tenant in arriving:
         epoch = draft.gate(tenant, open_=True)
         draft.record(Step.OPEN, tenant)

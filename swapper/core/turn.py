@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from swapper.core import intruder, machine, periodic, policy, watchdog
+from swapper.core import intruder, machine, periodic, policy, unused, watchdog
 from swapper.core.apply import apply
 from swapper.core.commit import Commit
 from swapper.core.spec import Spec
@@ -27,7 +27,8 @@ class Seen:
 
     `hosts`: those whose agent said hello. `states`: tenant id -> TenantState. `readings`: card -> the probe's reading.
     `carried_out`: card -> the (token, n) up to which its agent had carried out everything when it looked.
-    `idle_since`: card -> since when no call runs or waits, ms. `watches`: card -> what its readings showed so far.
+    `idle_since`: card -> since when no call runs or waits, ms. `used`: tenant with a ttl -> when it was used last, ms.
+    `watches`: card -> what its readings showed so far.
     """
 
     hosts: set[str] = field(default_factory=set[str])
@@ -35,6 +36,7 @@ class Seen:
     readings: dict[str, Mapping[str, object]] = field(default_factory=dict[str, Mapping[str, object]])
     carried_out: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     idle_since: dict[str, int] = field(default_factory=dict[str, int])
+    used: dict[str, int] = field(default_factory=dict[str, int])
     watches: dict[str, Watch] = field(default_factory=dict[str, Watch])
 
     def free_mib(self, card: str) -> int | None:
@@ -124,7 +126,8 @@ class _Fold:
             return None
         world, card = self.world, card_of(self.world, name)
         idle = world.now_ms if busy(world, self._spec, name) else self._seen.idle_since.get(name, world.now_ms)
-        choice = policy.choose(world, self._spec, card, idle_since_ms=idle)
+        over = unused.expired(world, self._spec, card, self._seen.used)
+        choice = policy.choose(world, self._spec, card, idle_since_ms=idle, unused=over)
         if choice is None:
             return self._save_by_the_clock(card)
         return machine.start(world, self._spec, card, choice, swap_id=self._new_swap(), token=world.next_token)

@@ -316,6 +316,7 @@ class Card:
     `save_after`: the moment before which a tenant's idle slots are not saved by the clock. `displaced`: conversations
     of residents that had to make room for others since the load, and are on disk. `intruders`: who is foreign on it and
     was told of. `overruns`: tenants over their need, or that something was done about. `needs`: what was measured.
+    `unused`: who left because nobody used it, and comes back only when it is asked for.
     """
 
     name: str
@@ -336,6 +337,7 @@ class Card:
     intruders: tuple[Intruder, ...] = ()
     overruns: Mapping[str, Overrun] = field(default_factory=dict[str, Overrun])
     needs: Mapping[str, Need] = field(default_factory=dict[str, Need])
+    unused: tuple[str, ...] = ()
 
     @property
     def whole(self) -> Hold | None:
