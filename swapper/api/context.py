@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from swapper.api.meter import Meter
-from swapper.api.tail import Tail
 from swapper.config import ApiKey
 from swapper.core import plan
 from swapper.core.spec import CardSpec, Spec
 from swapper.snapshots.index import Index
 from swapper.snapshots.shelf import Shelf
 from swapper.store.protocol import Store
+from swapper.store.tail import Tail
 
 if TYPE_CHECKING:
     from swapper.jobs.runner import Jobs

@@ -13,11 +13,11 @@ from collections.abc import Hashable
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from swapper.api.tail import Tail
 from swapper.core.types import Lease, LeaseState, Swap
 from swapper.errors import StoreDown
 from swapper.store import codec
 from swapper.store.protocol import Store, StoredEvent
+from swapper.store.tail import Tail
 
 _PAGE = 1000
 _RETAINED_SWAPS = 1000

@@ -23,7 +23,7 @@ _ORDER = (LeaseState.GRANTED, LeaseState.PREPARING, LeaseState.QUEUED)
 
 
 class Watching(Protocol):
-    """Who wakes us when something happened to a lease (api.tail.Tail does)."""
+    """Who wakes us when something happened to a lease (store.tail.Tail does)."""
 
     def watch(self, subject: str) -> AbstractContextManager[asyncio.Event]:
         """A flag that is set whenever something happened to the subject."""

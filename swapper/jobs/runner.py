@@ -19,12 +19,12 @@ from pathlib import Path
 
 import structlog
 
-from swapper.api.tail import Tail
 from swapper.core.jobs import Job, JobState
 from swapper.core.types import FINAL, Lease, LeaseRequest, LeaseState, WorkClass
 from swapper.errors import BackendError, StoreDown
 from swapper.jobs.recipes import Recipe, Refused
 from swapper.store.protocol import Ended, Enqueued, NotFound, Store
+from swapper.store.tail import Tail
 from workers.control import ExitStatus
 from workers.jobs import JobProcess, in_temporary
 from workers.supervise import kept_running, supervised, until_stored

@@ -11,11 +11,11 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import TypeVar
 
-from swapper.api.tail import Tail
 from swapper.comfyui.holding import Holding, Wish, either
 from swapper.core.types import Lease, LeaseState, WorkClass
 from swapper.errors import StoreDown
 from swapper.store.protocol import QueueFull, Store
+from swapper.store.tail import Tail
 from tests.sim.box import Box, Prompts
 from tests.sim.world import World
 from workers.control import Phase

@@ -11,7 +11,6 @@ from collections.abc import Coroutine, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, cast
 
-from swapper.api.tail import Tail
 from swapper.coordinator import Coordinator
 from swapper.core.types import Step
 from swapper.errors import BackendError, StoreDown
@@ -21,6 +20,7 @@ from swapper.gateway.context import GatewayContext, Limits, ModelInfo, Target
 from swapper.gateway.member import Member
 from swapper.jobs.runner import Jobs
 from swapper.store.protocol import Store
+from swapper.store.tail import Tail
 from tests.sim.batches import BatchGate
 from tests.sim.box import BoxControl
 from tests.sim.front import Session

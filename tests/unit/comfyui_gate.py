@@ -17,7 +17,6 @@ from aiohttp.test_utils import TestServer
 from fakeredis import FakeServer
 
 from swapper.api.ids import lease_id
-from swapper.api.tail import Tail
 from swapper.comfyui.gate import Gate, Limits
 from swapper.comfyui.holding import Holding, Wish
 from swapper.comfyui.proxy import Proxy
@@ -28,6 +27,7 @@ from swapper.core.types import ACTIVE, Lease, LeaseState, WorkClass
 from swapper.gateway.pipe import open_session
 from swapper.store.protocol import LeaseFilter
 from swapper.store.redis import RedisStore
+from swapper.store.tail import Tail
 from tests.support.api import fake_store
 from tests.support.comfyprocess import ComfyProcess
 from workers.comfyui.http import ComfyHttp

@@ -15,7 +15,6 @@ from typing import TypeVar
 import psutil
 import pytest
 
-from swapper.api.tail import Tail
 from swapper.core.commit import Commit, Committed, LeaseChange
 from swapper.core.jobs import Job, JobState
 from swapper.core.types import ACTIVE, Lease, LeaseRequest, LeaseState, WorkClass
@@ -24,6 +23,7 @@ from swapper.jobs import runner
 from swapper.jobs.recipes import Param, Recipe
 from swapper.jobs.runner import Jobs
 from swapper.store.memory import MemoryStore
+from swapper.store.tail import Tail
 from workers.jobs import JobProcess
 
 QUICK = (sys.executable, "-c", "import sys; open(sys.argv[1], 'w').write('x')", "{output}")

@@ -6,11 +6,11 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from swapper.api.tail import Tail
 from swapper.core.jobs import Job, JobState
 from swapper.core.types import WorkClass
 from swapper.jobs.runner import Jobs
 from swapper.store.memory import MemoryStore
+from swapper.store.tail import Tail
 from tests.support.virtual_time import virtual
 
 JOB = Job("jb1", "encode", "mia", WorkClass.BATCH, "main", 1, "ls1", {}, {}, state=JobState.RUNNING, started_ms=1)
