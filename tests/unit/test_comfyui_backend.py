@@ -259,14 +259,29 @@ async def test_one_that_does_not_come_to_answer_is_ended_and_the_next_load_start
         await control.stop()
 
 
-async def test_one_that_was_silent_all_the_time_is_not_said_to_have_prompts(
-    comfy: ComfyProcess, backend: ComfyUI, monkeypatch: pytest.MonkeyPatch
+async def test_one_that_hangs_all_the_time_it_has_to_become_idle_is_started_anew(
+    comfy: ComfyProcess, backend: ComfyUI, ours: Ours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.comfyui.http.LIMIT_S", 0.1)
+    await backend.load(ME)
+    before = ours.control.pid()
+    comfy.tell(silent=True)
+    assert (await backend.quiesce(ME, limit_ms=500)).gone
+    assert ours.control.pid() not in (None, before)
+
+
+async def test_an_attached_one_that_was_silent_all_the_time_is_not_said_to_have_prompts(
+    comfy: ComfyProcess, backend: ComfyUI, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workers.comfyui.http.LIMIT_S", 0.1)
     await backend.load(ME)
     comfy.tell(silent=True)
-    with pytest.raises(BackendError, match=r"comfyui has not answered for 0.5 s, so nobody knows"):
-        await backend.quiesce(ME, limit_ms=500)
+    other = attached(comfy, tmp_path / "other")
+    try:
+        with pytest.raises(BackendError, match=r"comfyui has not answered for 0.5 s, so nobody knows"):
+            await other.quiesce(ME, limit_ms=500)
+    finally:
+        await other.close()
 
 
 async def test_one_that_answers_nothing_is_unreachable_and_counts_as_there(

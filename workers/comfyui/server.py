@@ -2,7 +2,7 @@
 
 Invariant: a release is over when the VRAM is seen to be free, and only where nobody can see that, when ComfyUI was
 idle and asked to free it: its answer to /free says nothing. What keeps its VRAM all the same is restarted by its
-control. Nothing here ends a running prompt.
+control, and so is what was to become idle and answered nobody to the end of that time. Nothing else ends a prompt.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ _TAIL = 5
 _POLL_S = 0.1
 _AGAIN_S = 5.0
 _EXIT_WRITTEN_S = 1.0
+_HUNG_S = 60.0
+"""Its HTTP answers at whatever work, if late: one that has answered nobody for so long hangs."""
 _GONE = frozenset({Phase.GONE, Phase.MISSING})
 
 
@@ -159,17 +161,19 @@ class ComfyUI:
     # ---- the verbs
 
     async def quiesce(self, tenant: str, *, limit_ms: int | None = None) -> Quiesced:
-        """Wait until nothing runs or waits in its queue; also once its process is gone."""
+        """Wait until nothing runs or waits in its queue, or its process is gone; one that hangs is ended for that."""
         self._check(tenant)
         left = None if limit_ms is None else limit_ms / 1000
-        remaining: int | None = None
+        remaining, loop = None, asyncio.get_running_loop()
+        heard_at = loop.time()
         try:
             async with asyncio.timeout(left):
                 while True:
                     if (await self._control.look()).phase in _GONE:
                         return Quiesced(gone=True)
                     try:
-                        if not (remaining := await self._http.remaining()):
+                        remaining, heard_at = await self._http.remaining(), loop.time()
+                        if not remaining:
                             return Quiesced()
                     except BackendGone:
                         if not self._ours:
@@ -178,6 +182,9 @@ class ComfyUI:
                         pass  # no answer is no end
                     await self._until_changed()
         except TimeoutError:
+            if self._ours and (remaining is None or loop.time() - heard_at >= _HUNG_S):
+                await self._restart()
+                return Quiesced(gone=True)
             if remaining is None:
                 raise BackendError(
                     f"{self._tenant} has not answered for {left:g} s, so nobody knows whether it is at work; see its "
@@ -330,12 +337,7 @@ class ComfyUI:
                 f"{said}, and is attached: restart it where it was started, or give it a control (docker, command or "
                 "systemd) so that swapper can"
             )
-        await self._http.fence()
-        self._stopping = True
-        try:
-            await self._control.restart(self._grace_ms)
-        finally:
-            self._stopping = False
+        await self._restart()
         left = await self._settled()
         if left is not None and left > self._limits.idle_mib:
             raise BackendError(
@@ -343,6 +345,14 @@ class ComfyUI:
                 "swapper status"
             )
         return f"{said}: restarted"
+
+    async def _restart(self) -> None:
+        await self._http.fence()
+        self._stopping = True
+        try:
+            await self._control.restart(self._grace_ms)
+        finally:
+            self._stopping = False
 
     @property
     def _url(self) -> str:
