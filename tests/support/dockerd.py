@@ -58,8 +58,7 @@ class Dockerd:
         deadline = time.monotonic() + _UP_S
         while True:
             try:
-                with socket.socket(socket.AF_UNIX) as knock:  # over one that fails the SDK leaves its own open
-                    knock.connect(str(at / "sock"))
+                _ping(at / "sock")  # over one that fails the SDK leaves its own socket open
                 self.api = docker.APIClient(base_url=self.url, version="auto", timeout=60)
                 return self
             except OSError:
@@ -73,7 +72,7 @@ class Dockerd:
 
     def stop(self) -> None:
         """Remove its containers, end it, and leave nothing behind. Safe to repeat."""
-        if self._process is not None:
+        if self._process is not None and self.api is not None:
             for one in cast("Sequence[dict[str, Any]]", self.api.containers(all=True)):
                 self.api.remove_container(one["Id"], force=True)
         self._end(signal.SIGTERM)
@@ -85,7 +84,8 @@ class Dockerd:
     def _end(self, number: signal.Signals) -> None:
         if self._process is None:
             return
-        self.api.close()
+        if self.api is not None:
+            self.api.close()
         below = psutil.Process(self._process.pid).children(recursive=True)
         self._process.send_signal(number)
         self._process.wait(30)
@@ -149,3 +149,13 @@ class Dockerd:
     def state(self, name: str) -> dict[str, Any]:
         """`State` of its inspection."""
         return cast("dict[str, Any]", self.api.inspect_container(name)["State"])
+
+
+def _ping(path: Path) -> None:
+    """Raises OSError until the engine answers; one that just begins takes a call and drops it."""
+    with socket.socket(socket.AF_UNIX) as knock:
+        knock.settimeout(5)
+        knock.connect(str(path))
+        knock.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
+        if b" 200 " not in knock.recv(64):
+            raise OSError("it does not answer yet")
