@@ -202,10 +202,10 @@ async def backend(world: World, tmp_path: Path) -> AsyncIterator[Backend]:
 
 
 @pytest.fixture(scope="session")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dockerd]:
+def engine() -> Iterator[Dockerd]:
     """A Docker engine with busybox; each test has containers of its own."""
     needed()
-    engine = Dockerd(tmp_path_factory.mktemp("engine"))
+    engine = Dockerd()
     try:
         engine.start().busybox()
         yield engine

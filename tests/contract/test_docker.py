@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -30,10 +29,10 @@ def mine(engine: Dockerd) -> Iterator[Dockerd]:
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[Dockerd]:
+def own() -> Iterator[Dockerd]:
     """An engine that the test may kill."""
     needed()
-    engine = Dockerd(tmp_path / "engine")
+    engine = Dockerd()
     try:
         engine.start().busybox()
         yield engine

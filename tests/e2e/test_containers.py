@@ -20,9 +20,9 @@ STORY = "once upon a time there was a card that changed hands; " * 12
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dockerd]:
+def engine() -> Iterator[Dockerd]:
     needed()
-    engine = Dockerd(tmp_path_factory.mktemp("engine"))
+    engine = Dockerd()
     try:
         engine.start().busybox()
         image(engine)

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import tarfile
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,9 +41,9 @@ def needed() -> None:
 class Dockerd:
     """One engine. `url` is what DOCKER_HOST would be; `api` the SDK's low-level client on it."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self) -> None:
+        # The paths of its sockets may have 107 characters, and a test's own folder leaves it too few.
+        self._folder = folder = Path(tempfile.mkdtemp(prefix="engine"))
         self.url = f"unix://{folder}/sock"
         self._process: subprocess.Popen[bytes] | None = None
         self.api: Any = None
