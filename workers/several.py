@@ -7,6 +7,7 @@ by `load`. That the VRAM is back is for the card's probe to say.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
@@ -22,7 +23,7 @@ AGAIN_S = 1.0
 """After so long an unload that shows nothing is asked for again: a call may have taken it back meanwhile."""
 
 
-class Several(Kind):
+class Several(Kind, ABC):
     """See the module text. `tenants` maps ids to the server's names of its models, `keys` to keys of their own."""
 
     def __init__(
@@ -43,22 +44,22 @@ class Several(Kind):
 
     # ---- what each of them does in its own way
 
+    @abstractmethod
     async def _running(self) -> Mapping[str, TenantState]:
         """What it runs, by its own names."""
-        raise NotImplementedError
 
     async def _in_flight(self, name: str) -> int | None:
         """Calls of a model that run or wait at the server; None: it does not tell."""
         del name
         return None
 
+    @abstractmethod
     async def _unload(self, name: str, limit_s: float) -> None:
         """Ask for the unload of a model that runs."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _bring(self, name: str, *, runs: bool) -> None:
         """Have the model loaded; it has computed, unless it `runs` already. An unknown one is refused in words."""
-        raise NotImplementedError
 
     async def _ended(self, name: str) -> None:
         """The server says that it runs a model no more: wait for the end of its process, where that can be seen."""
