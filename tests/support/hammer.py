@@ -164,11 +164,11 @@ async def stored(of: aiohttp.ClientSession, url: str) -> tuple[list[Json], list[
         cursor = f"&cursor={page['next_cursor']}"
     cards = cast("list[Json]", (await _get(of, f"{url}/api/status"))["cards"])
     swaps = cast("list[Json]", (await _get(of, f"{url}/api/swaps?limit=1000"))["items"])
-    unread = {"capacity_mib", "vram", "holders"}
+    read = {"capacity_mib", "vram", "holders", "foreign", "probe"}
     images = [
         *(Event("lease", lease) for lease in leases),
         *(Event("swap", swap) for swap in swaps),
-        *(Event("card", {k: v for k, v in {**card, "id": card["name"]}.items() if k not in unread}) for card in cards),
+        *(Event("card", {k: v for k, v in {**card, "id": card["name"]}.items() if k not in read}) for card in cards),
     ]
     return leases, images
 

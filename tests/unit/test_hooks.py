@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -150,14 +152,20 @@ async def test_one_that_takes_too_long_is_killed_with_all_it_started(story: Path
 async def test_one_of_another_user_that_takes_too_long_is_told_as_what_it_is(
     story: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kill = os.killpg
+    kill, start = os.killpg, asyncio.create_subprocess_exec
     refused: list[int] = []
+    started: list[asyncio.subprocess.Process] = []
+
+    async def starts(*argv: str, **how: Any) -> asyncio.subprocess.Process:
+        started.append(await start(*argv, **how))
+        return started[-1]
 
     def may_not(group: int, number: int) -> None:
         refused.append(group)
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "killpg", may_not)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", starts)
     backend = Hooked(Inner(story), Hooks((("sleep", "1000"),), timeout_ms=50), story.parent)
     try:
         with pytest.raises(BackendRefused, match=r"sleep did not end in 0\.05 s and cannot be killed"):
@@ -165,6 +173,8 @@ async def test_one_of_another_user_that_takes_too_long_is_told_as_what_it_is(
     finally:
         for group in refused:
             kill(group, signal.SIGKILL)
+        for process in started:
+            await process.wait()
 
 
 async def test_what_one_leaves_in_the_background_ends_with_it(story: Path) -> None:
