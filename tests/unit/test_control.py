@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import signal
@@ -12,12 +13,12 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import psutil
 import pytest
 
-from swapper.errors import BackendRefused
+from swapper.errors import BackendDown, BackendRefused
 from workers.control import Control, launcher
 from workers.control.attach import AttachControl
 from workers.control.command import CommandControl, ExitStatus
@@ -241,6 +242,74 @@ async def test_a_folder_to_start_in_that_does_not_exist_is_told_in_a_sentence(tm
     control = CommandControl("llama", ["true"], tmp_path / "llama", cwd=tmp_path / "none")
     with pytest.raises(BackendRefused, match=r"llama cannot be started in .*none: No such file"):
         await control.ensure()
+
+
+async def test_a_launcher_that_says_nothing_is_ended_with_what_it_began_and_the_next_start_works(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for a lock that somebody holds; a child of another such waits in the same session."""
+    monkeypatch.setattr("workers.control.command.START_S", 0.3)
+    control, launched = make("exec sleep 1000"), list[int]()
+
+    class Told(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **more: Any) -> None:  # noqa: ANN401
+            super().__init__(*arguments, **more)
+            launched.append(self.pid)
+
+    (tmp_path / "llama").mkdir()
+    with (tmp_path / "llama" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        monkeypatch.setattr("workers.control.command.subprocess.Popen", Told)
+        said = (
+            r"^llama cannot be started: its launcher was silent for 0.3 s and was ended; see whether the disk of .*lock"
+        )
+        with pytest.raises(BackendDown, match=said):
+            await control.ensure()
+        assert not runs(launched[0])
+    monkeypatch.undo()
+    await control.ensure()
+    assert control.alive()
+
+
+async def test_what_a_silent_launcher_had_begun_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands still after its child has begun."""
+    stuck = tmp_path / "stuck.py"
+    stuck.write_text(
+        "import signal, sys; from workers.control import launcher\n"
+        "launcher._answer = lambda **said: signal.pause()\n"
+        "launcher.main(sys.argv[1:])"
+    )
+    monkeypatch.setattr("workers.control.command.START_S", 2.0)
+    monkeypatch.setattr("workers.control.command._LAUNCHER", (sys.executable, str(stuck)))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    control = CommandControl("llama", ["sleep", "1000"], tmp_path / "llama")
+    with pytest.raises(BackendDown, match="was silent for 2 s and was ended; see"):
+        await control.ensure()
+    record = launcher.read_record(tmp_path / "llama")
+    assert record is not None, "it had begun"
+    assert not runs(cast("int", record["pid"]))
+    assert not control.alive()
+
+
+async def test_a_launcher_that_ends_without_a_word_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = CommandControl("llama", ["sleep", "1000"], tmp_path / "llama")
+    for word in ("", '{"pid": 1'):
+        monkeypatch.setattr("workers.control.command._LAUNCHER", (sys.executable, "-c", f"print({word!r}, end='')"))
+        with pytest.raises(
+            BackendRefused, match=r"^llama cannot be started: its launcher ended without a word; does .*"
+        ):
+            await control.ensure()
+
+
+async def test_a_record_that_cannot_be_read_starts_nothing_and_is_a_sentence(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "llama" / "record.json").mkdir(parents=True)
+    for act in (make("touch begun").ensure(), make("").stop()):
+        with pytest.raises(BackendRefused, match=r"record.json cannot be read: Is a directory"):
+            await act
+    (tmp_path / "llama" / "record.json").rmdir()
+    assert not (tmp_path / "begun").exists()
 
 
 @pytest.mark.parametrize("change", [{"started": 1}, {"boot": "another"}])

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from typing import cast
 
 import psutil
 
-from swapper.errors import BackendError, BackendRefused
+from swapper.errors import BackendDown, BackendError, BackendRefused
 from workers.control import ExitStatus, launcher
 
 START_S = 30.0
@@ -36,6 +37,8 @@ _SLOW_POLL_S = 0.05
 _LEFTOVER_MS = 2_000
 _EXIT_WRITTEN_S = 2.0
 _TAIL_BYTES = 256 << 10
+_ANSWER_BYTES = 64 << 10
+_LAUNCHER = (sys.executable, "-I", "-S", launcher.__file__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,7 @@ class CommandControl:
 
     def _launch(self) -> None:
         """Start the launcher and wait for its answer; another starter's process counts as ours."""
-        program = [sys.executable, "-I", "-S", launcher.__file__, str(self._folder), "--", *self._argv]
+        program = [*_LAUNCHER, str(self._folder), "--", *self._argv]
         try:
             started = subprocess.Popen(
                 program,
@@ -142,14 +145,36 @@ class CommandControl:
         assert started.stdout is not None
         with started.stdout as pipe:
             answered, _, _ = select.select([pipe], [], [], START_S)
-            line = pipe.readline() if answered else b""
-        answer = cast("dict[str, object]", json.loads(line)) if line else {"error": "its launcher does not answer"}
+            line = os.read(pipe.fileno(), _ANSWER_BYTES) if answered else None
+        if line is None:
+            raise BackendDown(self._gave_up(started))
+        try:
+            answer = cast("dict[str, object]", json.loads(line))
+        except ValueError:
+            answer = {"error": f"its launcher ended without a word; does {self._folder} have room and may be written?"}
         if "error" in answer:
             raise BackendRefused(f"{self._name} cannot be started: {answer['error']}")
 
+    def _gave_up(self, started: subprocess.Popen[bytes]) -> str:
+        """End a launcher that stays silent, with what it may have begun: the next one must find nobody in its way."""
+        deadline = time.monotonic() + KILL_S
+        while (left := _all_of(started.pid)) and time.monotonic() < deadline:
+            started.kill()  # first: what it has not let go ends unbegun
+            for pid in left:
+                if pid != started.pid:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            time.sleep(_POLL_S)
+        hangs = f", which did not help: process {', '.join(map(str, left))} hangs in the kernel" if left else ""
+        see = f"see whether the disk of {self._folder} answers, and who has its file lock"
+        return f"{self._name} cannot be started: its launcher was silent for {START_S:g} s and was ended{hangs}; {see}"
+
     def _recorded(self) -> _Process | None:
         """The process of the record, alive or not; None without a record of this boot."""
-        record = launcher.read_record(self._folder)
+        try:
+            record = launcher.read_record(self._folder)
+        except OSError as error:
+            raise BackendRefused(f"{error.filename} cannot be read: {error.strerror}; swapper wrote it") from error
         if record is None or record.get("boot") != launcher.boot_id():
             return None
         pid, started, session = (cast("int", record[key]) for key in ("pid", "started", "session"))
@@ -199,12 +224,13 @@ def _session(process: _Process) -> list[int]:
 
 def _members(process: _Process) -> list[tuple[int, int]]:
     """(pid, process group) of all in the session but the launcher; a session's id is not reused while it lasts."""
-    members: list[tuple[int, int]] = []
-    for pid in psutil.pids():
-        stat = launcher.stat_of(pid)
-        if stat and stat[2] == process.session and pid != process.session and stat[0] not in "ZX":
-            members.append((pid, stat[1]))
-    return members
+    return [(pid, group) for pid, group in _all_of(process.session).items() if pid != process.session]
+
+
+def _all_of(session: int) -> dict[int, int]:
+    """Pid and process group of all that live in a session."""
+    stats = ((pid, launcher.stat_of(pid)) for pid in psutil.pids())
+    return {pid: stat[1] for pid, stat in stats if stat and stat[2] == session and stat[0] not in "ZX"}
 
 
 def _runs(pid: int) -> bool:
