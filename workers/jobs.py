@@ -96,7 +96,8 @@ class JobProcess:
     def publish(self) -> str | None:
         """It ended well: its outputs get their names. What is wrong, in words, or None. Blocking; may be repeated.
 
-        What cannot be put into place is whole all the same, and stays where it was written.
+        What cannot be put into place is whole all the same, and stays where it was written. A name is given to what is
+        on the disk, and is itself on the disk when this returns.
         """
         marker = self._folder / _PUBLISHING
         again = marker.exists()
@@ -106,8 +107,15 @@ class JobProcess:
                 return f"it ended with exit status 0 and left no {final}"
             if final.is_dir():
                 return f"{final} has become a folder, so its output could not be put there; it lies in {written}"
+        for written in self._outputs.values():
+            try:
+                _sync(written)
+            except OSError as error:
+                self.discard()
+                return f"{written}: its output could not be written to the disk: {error.strerror}"
         with suppress(OSError):  # without it only a death between here and the end is told as a failure
             marker.touch()
+            _sync(self._folder)
         try:
             for final, written in self._outputs.items():
                 with suppress(FileNotFoundError):  # it got its name before we were killed
@@ -115,6 +123,11 @@ class JobProcess:
         except OSError as error:
             place = f"{error.filename2}: its output could not be put there: {error.strerror}"
             return f"{place}; it lies in {error.filename}"
+        for folder in {final.parent for final in self._outputs}:
+            try:
+                _sync(folder)
+            except OSError as error:
+                log.warning("a power cut may take a job's output", job=self._name, path=str(folder), why=error.strerror)
         return None
 
     def discard(self) -> None:
@@ -171,6 +184,18 @@ def temporary(final: str, name: str) -> Path:
 def in_temporary(params: Mapping[str, str], outputs: Mapping[str, str], name: str) -> dict[str, str]:
     """The parameters with each output's temporary name in its place."""
     return {**params, **{one: str(temporary(final, name)) for one, final in outputs.items()}}
+
+
+def _sync(path: Path) -> None:
+    """Have the disk keep it as it is; what is not there, or may not be opened by us, is left as it is."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, PermissionError):
+        return
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _begin_of(path: Path, most: int) -> bytes:

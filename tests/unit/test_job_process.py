@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import shutil
 from pathlib import Path
 
@@ -67,6 +69,47 @@ def test_of_two_outputs_none_gets_its_name_where_one_cannot(tmp_path: Path) -> N
     assert job.publish() == said
     job.discard()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job", "two"]
+
+
+def _watched(patch: pytest.MonkeyPatch, fails: str = "") -> list[str]:
+    """What is made sure to be on the disk and what gets a name, in order; making sure of `fails` fails."""
+    happened: list[str] = []
+    replaces, syncs = Path.replace, os.fsync
+
+    def replace(path: Path, final: Path) -> Path:
+        happened.append(f"name {final.name}")
+        return replaces(path, final)
+
+    def fsync(fd: int) -> None:
+        name = Path(os.readlink(f"/proc/self/fd/{fd}")).name
+        if name == fails:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        happened.append(f"sync {name}")
+        syncs(fd)
+
+    patch.setattr(Path, "replace", replace)
+    patch.setattr(os, "fsync", fsync)
+    return happened
+
+
+def test_an_output_is_on_the_disk_before_it_has_its_name_and_the_name_is_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = process(tmp_path, "out")
+    (tmp_path / "job").mkdir()
+    temporary(str(tmp_path / "out"), "jb_1").write_text("x")
+    happened = _watched(monkeypatch)
+    assert job.publish() is None
+    assert happened == ["sync .out.jb_1", "sync job", "name out", f"sync {tmp_path.name}"]
+
+
+def test_one_that_the_disk_does_not_take_gets_no_name_and_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = process(tmp_path, "out")
+    temporary(str(tmp_path / "out"), "jb_1").write_text("x")
+    _watched(monkeypatch, fails=".out.jb_1")
+    said = f"{tmp_path}/.out.jb_1: its output could not be written to the disk: No space left on device"
+    assert job.publish() == said
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_one_whose_record_is_removed_meanwhile_has_not_ended_for_that(tmp_path: Path) -> None:
