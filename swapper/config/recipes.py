@@ -1,4 +1,4 @@
-"""Recipes as configured: what is wrong with them, and what they become. Pure, but for the names in the document."""
+"""Recipes as configured: what is wrong with them, and what they become. Looks at the disk for the links of paths."""
 
 from __future__ import annotations
 

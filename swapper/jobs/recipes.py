@@ -1,8 +1,8 @@
 """Recipes: what a caller may give, and the command that follows. The caller never sends a command.
 
 Invariant: a value is one argument, or part of one, never more; it is checked by its type before anything is queued. A
-path, with its links followed, lies below one of the recipe's roots. No shell is ever asked. `checked` looks at the
-disk (blocking); the rest is pure.
+path, with its links followed, lies below one of the recipe's roots. No shell is ever asked. `checked` and `problems`
+look at the disk (blocking); the rest is pure.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class Recipe:
             if name not in self.params:
                 known = ", ".join(self.params) or "none"
                 raise Refused(name, f"is no parameter of {self.name}, which has {known}")
-        return {name: self._value(name, param, given.get(name)) for name, param in self.params.items()}
+        values: dict[str, object] = {name: param.default for name, param in self.params.items()}
+        values |= {name: value for name, value in given.items() if value is not None}
+        return {name: _value(name, self.params[name], value, self.roots) for name, value in values.items()}
 
     def outputs(self, params: Mapping[str, str]) -> dict[str, str]:
         """The files it is to leave, by parameter."""
@@ -88,44 +90,46 @@ class Recipe:
         """The command with its parameters in place."""
         return tuple(PLACE.sub(lambda found: params.get(found[1], found[0]), word) for word in self.command)
 
-    def _value(self, name: str, param: Param, given: object) -> str:
-        value = param.default if given is None else given
-        if value is None:
-            raise Refused(name, "is missing")
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise Refused(name, "must be a text or a number")
-        text = str(value)
-        if "\0" in text or len(text) > _MOST_TEXT:
-            raise Refused(name, f"must be at most {_MOST_TEXT} characters, none of them NUL")
-        match param.kind:
-            case "path" | "output":
-                return self._path(name, text, output=param.kind == OUTPUT)
-            case "int" | "number":
-                return _number(name, param, text)
-            case "choice":
-                if text not in param.choices:
-                    raise Refused(name, f"{text!r} is none of {', '.join(param.choices)}")
-                return text
-            case _:
-                if text.startswith("-"):
-                    raise Refused(name, "must not begin with -, which a program takes for an option")
-                return text
 
-    def _path(self, name: str, text: str, *, output: bool) -> str:
-        """Absolute, with its links followed; a relative one is below the first root."""
-        path = Path(text) if Path(text).is_absolute() else self.roots[0] / text
-        try:
-            real = path.resolve(strict=not output)
-            if not any(real.is_relative_to(root.resolve()) for root in self.roots):
-                raise Refused(name, f"{text} is not below {', '.join(map(str, self.roots))}")
-            if output and real.is_dir():
-                raise Refused(name, f"{text} is a folder; name the file")
-            if output and not real.parent.is_dir():
-                raise Refused(name, f"{text}: there is no folder {real.parent}")
-        except (OSError, RuntimeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "its links lead nowhere"
-            raise Refused(name, f"{text} cannot be used: {why}") from None
-        return str(real)
+def _value(name: str, param: Param, value: object, roots: tuple[Path, ...], *, now: bool = True) -> str:
+    """As it goes into the command; `now` False: what a path needs to be there may come yet. Raises Refused."""
+    if value is None:
+        raise Refused(name, "is missing")
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise Refused(name, "must be a text or a number")
+    text = str(value)
+    if "\0" in text or len(text) > _MOST_TEXT:
+        raise Refused(name, f"must be at most {_MOST_TEXT} characters, none of them NUL")
+    match param.kind:
+        case "path" | "output":
+            return _path(name, text, roots, output=param.kind == OUTPUT, now=now)
+        case "int" | "number":
+            return _number(name, param, text)
+        case "choice":
+            if text not in param.choices:
+                raise Refused(name, f"{text!r} is none of {', '.join(param.choices)}")
+            return text
+        case _:
+            if text.startswith("-"):
+                raise Refused(name, "must not begin with -, which a program takes for an option")
+            return text
+
+
+def _path(name: str, text: str, roots: tuple[Path, ...], *, output: bool, now: bool) -> str:
+    """Absolute, with its links followed; a relative one is below the first root."""
+    path = Path(text) if Path(text).is_absolute() else roots[0] / text
+    try:
+        real = path.resolve(strict=now and not output)
+        if not any(real.is_relative_to(root.resolve()) for root in roots):
+            raise Refused(name, f"{text} is not below {', '.join(map(str, roots))}")
+        if output and real.is_dir():
+            raise Refused(name, f"{text} is a folder; name the file")
+        if output and now and not real.parent.is_dir():
+            raise Refused(name, f"{text}: there is no folder {real.parent}")
+    except (OSError, RuntimeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "its links lead nowhere"
+        raise Refused(name, f"{text} cannot be used: {why}") from None
+    return str(real)
 
 
 def _number(name: str, param: Param, text: str) -> str:
@@ -142,7 +146,7 @@ def _number(name: str, param: Param, text: str) -> str:
 
 
 def problems(name: str, command: tuple[str, ...], params: Mapping[str, str], roots: tuple[Path, ...]) -> list[str]:
-    """What is wrong with a recipe of the configuration, a sentence each. Pure."""
+    """What is wrong with a recipe of the configuration, a sentence each. Follows the links of paths (blocking)."""
     found: list[str] = []
     if not command:
         found.append("needs command: the program and its arguments, a list")
@@ -159,4 +163,11 @@ def problems(name: str, command: tuple[str, ...], params: Mapping[str, str], roo
         found.append("the program itself may not be a parameter")
     if not roots and any(param.kind in ("path", OUTPUT) for param in parsed.values()):
         found.append("has paths and no roots: the folders they may lie in, like roots: [/srv/media]")
+        return found
+    for one, param in parsed.items():
+        if param.default is not None:
+            try:
+                _value(one, param, param.default, roots, now=False)
+            except Refused as refused:
+                found.append(f"params.{one}: its default {param.default!r} is refused: {refused}")
     return found

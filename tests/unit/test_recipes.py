@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from swapper.config import loads
+from swapper.errors import ConfigError
 from swapper.jobs.recipes import Param, Recipe, Refused, problems
 
 COMMAND = ("ffmpeg", "-i", "{input}", "-vf", "scale=-2:{height}", "-q={quality}", "{output}")
@@ -103,5 +105,39 @@ def test_what_is_wrong_with_a_recipe_is_said_when_it_is_read(
     assert any(said in problem for problem in problems("encode", command, params, roots))
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("int 1..51 = 52", "its default '52' is refused: 52 is not between 1 and 51"),
+        ("int = fast", "its default 'fast' is refused: 'fast' is no whole number"),
+        ("number = nan", "its default 'nan' is refused: 'nan' is no number"),
+        ("480|720 = 721", "its default '721' is refused: '721' is none of 480, 720"),
+        ("text = --exec", "its default '--exec' is refused: must not begin with -"),
+        ("path = /etc/passwd", "its default '/etc/passwd' is refused: /etc/passwd is not below"),
+        ("path = ../secret", "its default '../secret' is refused: ../secret is not below"),
+        ("path = out/secret", "its default 'out/secret' is refused: out/secret is not below"),
+        ("output = .", "its default '.' is refused: . is a folder; name the file"),
+    ],
+)
+def test_a_default_that_its_own_type_refuses_is_told_when_the_recipe_is_read(root: Path, kind: str, said: str) -> None:
+    (problem,) = problems("encode", ("say", "{b}"), {"b": kind}, (root,))
+    assert problem.startswith(f"params.b: {said}")
+
+
+@pytest.mark.parametrize("kind", ["path = later.mkv", "output = later/b", "int 1..51 = 51", "fast|slow = fast"])
+def test_a_default_that_may_be_right_by_the_time_it_is_used_is_taken(root: Path, kind: str) -> None:
+    assert problems("encode", ("say", "{b}"), {"b": kind}, (root,)) == []
+
+
 def test_a_right_one_has_no_problems() -> None:
     assert problems("encode", COMMAND, PARAMS, (Path("/srv"),)) == []
+
+
+def test_a_configuration_with_a_default_that_is_refused_is_not_read(root: Path) -> None:
+    text = f"""
+cards: {{gpu0: {{probe: declared, vram: 8GiB}}}}
+recipes:
+  encode: {{command: [say, "{{b}}"], params: {{b: path = /etc/passwd}}, roots: [{root}]}}
+"""
+    with pytest.raises(ConfigError, match=r"recipes.encode: params.b: its default '/etc/passwd' is refused"):
+        loads(text, folder=root, environ={})
