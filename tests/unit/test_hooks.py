@@ -156,7 +156,7 @@ async def test_one_of_another_user_that_takes_too_long_is_told_as_what_it_is(
     refused: list[int] = []
     started: list[asyncio.subprocess.Process] = []
 
-    async def starts(*argv: str, **how: Any) -> asyncio.subprocess.Process:  # noqa: ANN401
+    async def starts(*argv: str, **how: Any) -> asyncio.subprocess.Process:  # noqa: ANN401  # noqa: ANN401
         started.append(await start(*argv, **how))
         return started[-1]
 
