@@ -31,6 +31,7 @@ from swapper.config.served import LLAMA
 from swapper.controls import control_of
 from swapper.coordinator import Coordinator
 from swapper.core.spec import Spec
+from swapper.core.troubles import line
 from swapper.errors import ConfigError, StoreDown, SwapperError
 from swapper.estimates import thought
 from swapper.foresee import before_start
@@ -117,15 +118,21 @@ class _Live:
     def states(self) -> Mapping[str, str]:
         return dict(self._coordinator.seen.states)
 
+    def why_not_started(self) -> Mapping[str, str]:
+        return self._coordinator.seen.why_not_started()
+
     def problems(self) -> list[str]:
         hosts = {card.host for card in self._spec.cards.values()}
         silent = sorted(hosts - self._coordinator.seen.hosts)
         read = sorted(self.readings().items())
+        troubles, served = self.why_not_started(), self._spec.tenants
         gone = sorted(t for t, state in self.states().items() if state in ("unreachable", "stopped"))
+        silent_too = [t for t in gone if t not in served or served[t].server not in troubles]
         return [
             *(problem for problem in (self._member.problem, self._folder.look()) if problem),
             *(f"the agent of host {host} has not reported yet" for host in silent),
-            *(f"the server of {tenant} does not answer" for tenant in gone),
+            *(line(server, why) for server, why in sorted(troubles.items())),
+            *(f"the server of {tenant} does not answer" for tenant in silent_too),
             *(f"the VRAM of {card} cannot be read: {one['unread']}" for card, one in read if "unread" in one),
         ]
 

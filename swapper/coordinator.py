@@ -19,6 +19,7 @@ from swapper.core import clock, machine, reuse, rollback, tend, turn, unused, wa
 from swapper.core.apply import apply
 from swapper.core.commit import Alert, AlertKind, Commit, Committed
 from swapper.core.spec import Spec
+from swapper.core.troubles import not_started
 from swapper.core.turn import Seen, busy, card_of
 from swapper.core.types import Card, Command, Report, Swap, World
 from swapper.core.watchdog import Watch
@@ -225,6 +226,7 @@ class Coordinator:
                 for card in cast("Sequence[str]", report.data.get("on", ()))
             )
             await self._decide(lambda _: Commit(alerts=alerts))
+        await self._hear_troubles(report)
         self.seen.states.update(cast("Mapping[str, str]", report.data.get("tenants", {})))
         await self._read(cast("Mapping[str, Mapping[str, object]]", report.data.get("cards", {})))
         marks = cast("Mapping[str, tuple[int, int]]", report.data.get("marks", {}))
@@ -232,6 +234,15 @@ class Coordinator:
         mark = cast("int", report.data.get("mark", 0))
         if report.executor.removeprefix("agent:") not in self.seen.hosts or mark > (await self._look()).token:
             await self._meet(report.executor, mark)  # its hello may have come while nobody listened
+
+    async def _hear_troubles(self, report: Report) -> None:
+        """Say once which servers could not be started, and once when they were; each concerns its own cards."""
+        if "troubles" not in report.data:
+            return
+        before = self.seen.troubles.get(report.executor, {})
+        now = self.seen.troubles[report.executor] = cast("Mapping[str, str]", report.data["troubles"])
+        if alerts := tuple(not_started(self._spec, before, now)):
+            await self._decide(lambda _: Commit(alerts=alerts))
 
     async def _read(self, cards: Mapping[str, Mapping[str, object]]) -> None:
         """What probes read now; of a card that cannot be read stays how much it has, and which devices it is."""

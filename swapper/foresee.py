@@ -44,7 +44,9 @@ class Loss:
 
 async def before_start(config: Config, controls: Mapping[str, Control]) -> list[Alert]:
     """What the servers that are about to be started (those of ours that do not run) will not take back."""
-    starting = [name for name, one in config.tenants.items() if one.control == "command" and not controls[name].alive()]
+    starting = [
+        name for name, one in config.tenants.items() if one.control == "command" and controls[name].alive() is False
+    ]
     found = await asyncio.gather(*(asyncio.to_thread(losses, config, name, os.environ) for name in starting))
     return [
         Alert(config.tenants[name].card, str(loss), {"tenant": loss.tenant}, AlertKind.COLD)

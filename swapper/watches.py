@@ -13,11 +13,12 @@ import structlog
 
 from swapper.core.commit import Alert, AlertKind, Commit
 from swapper.core.spec import Spec
-from swapper.errors import BackendDown, StoreDown, SwapperError
+from swapper.errors import StoreDown, SwapperError
 from swapper.gateway.member import Member
 from swapper.statefolder import StateFolder
 from swapper.store.redis import RedisStore
 from workers.backend import Backend
+from workers.watch import start_of
 
 log = structlog.get_logger(__name__)
 
@@ -49,17 +50,15 @@ async def background(
 
 
 async def started(backends: Mapping[str, Backend]) -> None:
-    """Start the servers that are ours to start. Raises BackendError where one cannot be started as it is configured.
+    """Start the servers that are ours to start. One that does not is left to the agent, which tries again and tells it.
 
-    One whose engine, manager or API is away now is left to the agent, which tries again: after a boot they come in any
-    order.
+    It may be misconfigured, or its engine, manager or API away now (after a boot they come in any order): its own
+    tenants are the only ones that this concerns.
     """
 
     async def start(server: str, backend: Backend) -> None:
-        try:
-            await backend.start()
-        except BackendDown as down:
-            log.warning("the server does not start yet", server=server, error=str(down))
+        if (trouble := await start_of(server, backend)) is not None:
+            log.warning("the server does not start yet", server=server, error=trouble)
 
     await asyncio.gather(*(start(server, backend) for server, backend in backends.items()))
 

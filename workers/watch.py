@@ -5,9 +5,9 @@ later one stands; a hint that was lost costs `LOOK_S` at most. It starts servers
 it never loads or unloads a tenant.
 
 Data of `observed`: `tenants {id: state}`, with those that run and are not configured, `cards {name: reading, MiB}`
-(`{unread: why}` of one that could not be read), and `marks {card: [token, n]}`: this command and all before it had been
-carried out on the card before it was looked at. One that tells what was done to a server has `said`, a sentence,
-`server`, its name, and `on`, its cards, instead.
+(`{unread: why}` of one that could not be read), `troubles {server: why}` of those that could not be started, and
+`marks {card: [token, n]}`: this command and all before it had been carried out on the card before it was looked at. One
+that tells what was done to a server has `said`, a sentence, `server`, its name, and `on`, its cards, instead.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Picture = Mapping[str, object]
 class _Seen:
     """What the last look at a server showed. `looks` numbers the looks begun, `shown` is the one that stands.
 
-    `disturbers` are the verbs that change the server just now.
+    `disturbers` are the verbs that change the server just now. `trouble`: why its last start failed.
     """
 
     backend: Backend
@@ -56,6 +56,7 @@ class _Seen:
     disturbers: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     silent: asyncio.Event = field(default_factory=asyncio.Event)
+    trouble: str | None = None
 
 
 class Watch:
@@ -161,7 +162,9 @@ class Watch:
             cards[card] = _told(reading)
         for seen in self._servers.values():
             marks |= {card: min(mark, marks.get(card, mark)) for card, mark in seen.marks.items()}
-        return {"tenants": {tenant: str(state) for tenant, state in states.items()}, "cards": cards, "marks": marks}
+        tenants = {tenant: str(state) for tenant, state in states.items()}
+        troubles = {server: seen.trouble for server, seen in self._servers.items() if seen.trouble is not None}
+        return {"tenants": tenants, "cards": cards, "marks": marks, "troubles": troubles}
 
     async def _look_on(self, server: str) -> None:
         seen = self._servers[server]
@@ -202,26 +205,42 @@ class Watch:
             await asyncio.sleep(LOOK_S)
 
     async def _keep_up(self, server: str) -> None:
-        """Start the server now, and again whenever none of its tenants can be reached."""
+        """Start the server now, again after one that failed, and whenever none of its tenants can be reached."""
         seen = self._servers[server]
         loop = asyncio.get_running_loop()
         shortest, longest = START_PAUSE_S
         pause = 0.0
         while True:
             started_at = loop.time()
-            await supervised(f"start {server}", self._start(server))
+            await self._start(server)
             seen.silent.clear()
             seen.changed.set()
-            await seen.silent.wait()
+            if seen.trouble is None:
+                await seen.silent.wait()
             stood = loop.time() - started_at > 2 * longest
             pause = 0.0 if stood else min(max(pause * 2, shortest), longest)
             await asyncio.sleep(pause)
 
     async def _start(self, server: str) -> None:
+        seen = self._servers[server]
+        trouble = await start_of(server, seen.backend)
+        if trouble is not None and trouble != seen.trouble:
+            log.warning("the server does not start and is tried again", server=server, error=trouble)
+        seen.trouble = trouble
+
+
+async def start_of(server: str, backend: Backend) -> str | None:
+    """Start one; why it does not start, in one sentence: that is its own trouble and nobody else's."""
+
+    async def start() -> str | None:
         try:
-            await self._servers[server].backend.start()
+            await backend.start()
         except BackendError as error:
-            log.warning("the server does not start", server=server, error=str(error))
+            return str(error)
+        return None
+
+    trouble = await supervised(f"start {server}", start())
+    return trouble.text if isinstance(trouble, Crash) else trouble
 
 
 def _told(reading: Reading | Unread | Crash) -> Mapping[str, object]:

@@ -34,6 +34,10 @@ class Live(Protocol):
         """Tenant id -> `unloaded|loading|loaded|sleeping|failed|stopped|unreachable`; one never observed is absent."""
         ...
 
+    def why_not_started(self) -> Mapping[str, str]:
+        """Server -> why it could not be started, for those that could not."""
+        ...
+
     def problems(self) -> list[str]:
         """Why this process is not ready, one sentence each; empty when it is."""
         ...

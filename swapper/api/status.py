@@ -198,6 +198,7 @@ class StatusRoutes:
         card = world.cards.get(tenant.card, Card(tenant.card))
         gate = world.gates.get(tenant.id)
         failure = card.failed.get(tenant.id)
+        trouble = self._ctx.live.why_not_started().get(tenant.server)
         return {
             "id": tenant.id,
             "card": tenant.card,
@@ -210,7 +211,7 @@ class StatusRoutes:
             "default": tenant.default,
             "pinned": tenant.pinned,
             "evict": "never" if tenant.evict_never else "by-policy",
-            "failure": None if failure is None else failure.reason,
+            "failure": trouble if failure is None else failure.reason,
             "conversations": [conversation_json(found) for found in _conversations(tenant.id, swaps)],
             "places": dict(where),
             **index_json(self._ctx.index, tenant.id, self._ctx.n_slots.get(tenant.id)),

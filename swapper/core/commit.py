@@ -54,6 +54,7 @@ class AlertKind(StrEnum):
     FOREIGN_VRAM = "foreign_vram"
     OVER_NEED = "over_need"
     NOT_LOADED = "not_loaded"
+    NOT_STARTED = "not_started"
     GONE = "gone"
     STRANGER = "stranger"
     HUNG = "hung"

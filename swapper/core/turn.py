@@ -28,7 +28,7 @@ class Seen:
     `hosts`: those whose agent said hello. `states`: tenant id -> TenantState. `readings`: card -> the probe's reading.
     `carried_out`: card -> the (token, n) up to which its agent had carried out everything when it looked.
     `idle_since`: card -> since when no call runs or waits, ms. `used`: tenant with a ttl -> when it was used last, ms.
-    `watches`: card -> what its readings showed so far.
+    `watches`: card -> what its readings showed so far. `troubles`: executor -> server -> why it could not be started.
     """
 
     hosts: set[str] = field(default_factory=set[str])
@@ -38,6 +38,11 @@ class Seen:
     idle_since: dict[str, int] = field(default_factory=dict[str, int])
     used: dict[str, int] = field(default_factory=dict[str, int])
     watches: dict[str, Watch] = field(default_factory=dict[str, Watch])
+    troubles: dict[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+
+    def why_not_started(self) -> dict[str, str]:
+        """Of every host: server -> why it could not be started."""
+        return {server: why for told in self.troubles.values() for server, why in told.items()}
 
     def free_mib(self, card: str) -> int | None:
         """What the probe says is free; None where it has not said."""

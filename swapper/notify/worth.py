@@ -60,6 +60,7 @@ _ALERTS: Mapping[AlertKind, tuple[str, Severity]] = {
     AlertKind.FOREIGN_VRAM: ("VRAM of {card} is taken by others", Severity.WARNING),
     AlertKind.OVER_NEED: ("{about} takes more of {card} than its need", Severity.WARNING),
     AlertKind.NOT_LOADED: ("{about} could not be loaded", Severity.FAILURE),
+    AlertKind.NOT_STARTED: ("the server of {about} does not start", Severity.FAILURE),
     AlertKind.GONE: ("{about} is gone from {card}", Severity.WARNING),
     AlertKind.STRANGER: ("{about} was loaded by somebody else", Severity.INFO),
     AlertKind.HUNG: ("{about} hung", Severity.WARNING),
@@ -75,6 +76,7 @@ _OVER: Mapping[AlertKind, str] = {
     AlertKind.FAULT: "{card} is free again",
     AlertKind.FOREIGN_VRAM: "VRAM of {card} is taken by others no more",
     AlertKind.OVER_NEED: "{about} keeps to its need again",
+    AlertKind.NOT_STARTED: "the server of {about} was started",
 }
 _OF_THE_CARD = frozenset({AlertKind.FAULT})
 """Told of the card, whoever holds it: who it is may differ from one look to the next."""

@@ -42,12 +42,16 @@ class Observed:
     cards: dict[str, dict[str, object]] = field(default_factory=dict[str, dict[str, object]])
     tenants: dict[str, str] = field(default_factory=dict[str, str])
     wrong: list[str] = field(default_factory=list[str])
+    not_started: dict[str, str] = field(default_factory=dict[str, str])
 
     def readings(self) -> Mapping[str, dict[str, object]]:
         return self.cards
 
     def states(self) -> Mapping[str, str]:
         return self.tenants
+
+    def why_not_started(self) -> Mapping[str, str]:
+        return self.not_started
 
     def problems(self) -> list[str]:
         return list(self.wrong)

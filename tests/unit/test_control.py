@@ -19,9 +19,10 @@ import psutil
 import pytest
 
 from swapper.errors import BackendDown, BackendRefused
-from workers.control import Control, launcher
+from workers.control import Control, Phase, launcher
 from workers.control.attach import AttachControl
 from workers.control.command import CommandControl, ExitStatus
+from workers.control.process import WatchedProcess
 
 Make = Callable[..., CommandControl]
 
@@ -308,6 +309,8 @@ async def test_a_record_that_cannot_be_read_starts_nothing_and_is_a_sentence(mak
     for act in (make("touch begun").ensure(), make("").stop()):
         with pytest.raises(BackendRefused, match=r"record.json cannot be read: Is a directory"):
             await act
+    assert (make("").alive(), make("").pid(), make("").exit_status()) == (None, None, None)
+    assert (await WatchedProcess(make("")).look()).phase is Phase.UNREACHABLE
     (tmp_path / "llama" / "record.json").rmdir()
     assert not (tmp_path / "begun").exists()
 

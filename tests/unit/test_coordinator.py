@@ -13,9 +13,10 @@ from structlog.testing import capture_logs
 
 from swapper import coordinator as module
 from swapper.coordinator import Coordinator
+from swapper.core.commit import AlertKind
 from swapper.core.types import Command, LeaseRequest, LeaseState, Report, World
 from swapper.errors import StoreDown
-from swapper.store import embedded
+from swapper.store import codec, embedded
 from swapper.store.protocol import Inputs, LeaseFilter
 from swapper.store.redis import RedisStore
 from tests.support.play import spec, tenant
@@ -289,3 +290,18 @@ async def test_what_an_executor_missed_is_sent_again_after_a_while(rig: Rig, mon
     await rig.hands.hello()
     await rig.until(serving)
     assert [c.verb for c in rig.hands.done].count("load") == 1
+
+
+async def test_a_server_that_every_report_says_is_not_started_is_told_of_once_until_it_is(rig: Rig) -> None:
+    await rig.hands.hello()
+    for told in ({"llama": "no such file"}, {"llama": "no such file"}, {"llama": "no such file"}, {}, {}):
+        await rig.hands.say("observed", {"troubles": told})
+    await rig.enqueue("ls_a")
+    await rig.until(lambda world: world.leases["ls_a"].state is LeaseState.GRANTED)
+    events = await rig.store.events(after="0", limit=1000, block_ms=0)
+    said = [codec.alert_of(event) for event in events if event.type == "alert"]
+    assert [(one.kind, one.data["tenant"], one.over) for one in said] == [
+        (AlertKind.NOT_STARTED, "llama", False),
+        (AlertKind.NOT_STARTED, "llama", True),
+    ]
+    assert rig.coordinator.seen.why_not_started() == {}

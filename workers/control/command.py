@@ -88,40 +88,50 @@ class CommandControl:
             await self._ensure()
 
     def alive(self) -> bool | None:
-        """Whether the recorded process runs."""
-        return self.pid() is not None
+        """Whether the recorded process runs; None while its record cannot be read."""
+        try:
+            return self._pid() is not None
+        except BackendError:
+            return None
 
     def pid(self) -> int | None:
-        """The process id while it runs."""
+        """The process id while it runs; None also while its record cannot be read."""
+        with suppress(BackendError):
+            return self._pid()
+        return None
+
+    def _pid(self) -> int | None:
         process = self._recorded()
         return process.pid if process and launcher.lives(process.pid, process.started) else None
 
     def exit_status(self) -> ExitStatus | None:
         """How the last process ended; None while it runs, and when its launcher was killed before it could write."""
-        record = launcher.read_record(self._folder)
-        if record is None:
-            return None
         try:
+            record = launcher.read_record(self._folder)
+            if record is None:
+                return None
             ended = cast("dict[str, int]", json.loads(launcher.exit_file(self._folder, record).read_text()))
-        except (FileNotFoundError, ValueError):
+        except (OSError, ValueError):
             return None
         return ExitStatus(ended["code"], ended["signal"], ended["ended_ms"])
 
     def log_tail(self, n: int) -> list[str] | None:
-        """The last `n` lines it wrote (of the last 256 KiB), oldest first; empty before the first start."""
+        """The last `n` lines (of the last 256 KiB), oldest first; empty before the first start. None: unreadable."""
         try:
             with self.log_path().open("rb") as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
                 return log.read().decode(errors="replace").splitlines()[-n:]
         except FileNotFoundError:
             return []
+        except OSError:
+            return None
 
     def log_path(self) -> Path:
         """Where it writes what it says, also before the first start."""
         return self._folder / "log"
 
     async def _ensure(self) -> None:
-        if self.pid() is None:
+        if self._pid() is None:
             await self._stop(_LEFTOVER_MS)
             await _finished(asyncio.to_thread(self._launch))
 
@@ -174,7 +184,8 @@ class CommandControl:
         try:
             record = launcher.read_record(self._folder)
         except OSError as error:
-            raise BackendRefused(f"{error.filename} cannot be read: {error.strerror}; swapper wrote it") from error
+            said = f"{error.filename} cannot be read: {error.strerror}, and nobody else knows whether {self._name} runs"
+            raise BackendRefused(f"{said}: mend it, or remove it where nothing of {self._name} runs") from error
         if record is None or record.get("boot") != launcher.boot_id():
             return None
         pid, started, session = (cast("int", record[key]) for key in ("pid", "started", "session"))

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from workers.control import Control, ExitStatus, Phase, Seen
+from workers.control.attach import AttachControl
 from workers.control.pulse import Pulse
 from workers.vram.holders import Holder
 
@@ -41,7 +42,8 @@ class WatchedProcess:
         """Whether the process lives: what nobody asks anything is up once it runs."""
         alive = await asyncio.to_thread(self._control.alive)
         if alive is None:
-            return Seen(Phase.UP, "nobody here can tell whether it runs")
+            somebody_elses = isinstance(self._control, AttachControl)
+            return Seen(Phase.UP if somebody_elses else Phase.UNREACHABLE, "nobody here can tell whether it runs")
         pid = await asyncio.to_thread(self._control.pid) if alive else None
         if pid is None:
             return Seen(Phase.GONE)
