@@ -119,7 +119,10 @@ class OnOff:
         raise BackendRefused(f"{snapshot} cannot be restored: {tenant} has no conversations")
 
     async def load(self, tenant: str) -> Loaded:
-        """Start it and wait until it is up (a container: healthy, where it has a health check)."""
+        """Start it and wait until it is up (a container: healthy, where it has a health check).
+
+        Nothing is started while it cannot be forgotten that it was released: the next boot would have it stopped.
+        """
         self._check(tenant)
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -172,17 +175,21 @@ class OnOff:
         if self._keep_up:
             raise BackendRefused(f"{self._tenant} has evict: never, so it is not stopped; remove that to let it leave")
         await self._fence()
-        await self._stop()
-        return self._control.notes()
+        untold = await self._stop()
+        return "; ".join(filter(None, (self._control.notes(), untold))) or None
 
-    async def _stop(self) -> None:
+    async def _stop(self) -> str | None:
+        """With a sentence where it is gone and that could not be written down."""
         self._leaving = True
         try:
             await self._control.stop(self._grace_ms)
             await self._gone()
             await asyncio.to_thread(self._away.note)
+        except Unwritten as error:
+            return f"{error}: a reboot that brings {self._tenant} back would not be told from a start by somebody"
         finally:
             self._leaving = False
+        return None
 
     async def _gone(self) -> None:
         last = Seen(Phase.STOPPING)
@@ -204,19 +211,35 @@ class OnOff:
         if self._leaving or not self._away.known or seen.phase not in (Phase.UP, Phase.STARTING, Phase.STUCK):
             return None
         if not seen.came_back and not self._away.other_boot:
-            await asyncio.to_thread(self._away.forget)
-            return f"{self._tenant} was started by somebody else{f': {seen.why}' if seen.why else ''}"
+            return await self._started_by_others(seen)
         await self._fence()
         await self._stop()
         return f"{self._tenant} came back by itself though its card was given away: stopped again"
+
+    async def _started_by_others(self, seen: Seen) -> str:
+        """It is not ours to stop any more, whether that can be written down or not."""
+        said = [f"{self._tenant} was started by somebody else", seen.why]
+        try:
+            await asyncio.to_thread(self._away.forget)
+        except Unwritten as error:
+            self._away.let_go()
+            said.append(f"{error}: swapper says this again after its next start")
+        return ": ".join(filter(None, said))
 
     def _check(self, tenant: str) -> None:
         if tenant != self._tenant:
             raise BackendRefused(f"{tenant!r} is no tenant here, {self._tenant} is")
 
 
+class Unwritten(BackendError):
+    """What was to be remembered stands in no file; what was done, was done."""
+
+
 class _Away:
-    """Whether it was released and not loaded since, and in which boot. In memory alone without a file."""
+    """Whether it was released and not loaded since, and in which boot. In memory alone without a file.
+
+    `note` and `forget` raise Unwritten; what was noted is known here all the same, what could not be forgotten, too.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -232,16 +255,27 @@ class _Away:
 
     def note(self) -> None:
         self._boot = boot_id()
-        if self._path is not None:
+        if self._path is None:
+            return
+        try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             fresh = self._path.with_name(self._path.name + ".new")
             fresh.write_text(json.dumps({"boot": self._boot}))
             fresh.replace(self._path)
+        except OSError as error:
+            raise Unwritten(f"{self._path} cannot be written ({error.strerror})") from error
 
     def forget(self) -> None:
+        try:
+            if self._path is not None:
+                self._path.unlink(missing_ok=True)
+        except OSError as error:
+            raise Unwritten(f"{self._path} cannot be removed ({error.strerror})") from error
         self._boot = None
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
+
+    def let_go(self) -> None:
+        """In memory alone."""
+        self._boot = None
 
 
 def _read(path: Path | None) -> str | None:

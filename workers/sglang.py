@@ -104,7 +104,7 @@ class Sglang:
         if mark is None:
             return False
         if mark.server != await self._server():
-            self._path.unlink(missing_ok=True)
+            self._forget()
             return False
         if mark.step != "released":
             raise BackendError(self._unknown())
@@ -123,15 +123,15 @@ class Sglang:
         except BackendError:
             await self._go_on(limit_s)
             raise
-        self._write(_Mark("releasing", server, list(_TAGS)))
+        self._write(_Mark("releasing", server, list(_TAGS)), "so nothing was released")
         try:
             said = await self._http.post("/release_memory_occupation", {"tags": list(_TAGS)}, limit_s=limit_s)
             self._believe(said, sleeping=True)
         except BackendRefused:
-            self._path.unlink(missing_ok=True)
+            self._forget()
             await self._go_on(limit_s)
             raise
-        self._write(_Mark("released", server, list(_TAGS)))
+        self._write(_Mark("released", server, list(_TAGS)), f"and {WHO} was released: restart it to wake it")
 
     async def wake(self, limit_s: float) -> None:
         """Resume what was released, read the weights again where no copy was kept, go on."""
@@ -139,13 +139,13 @@ class Sglang:
         if mark is None:
             return
         info = await self.info()
-        self._write(_Mark("resuming", mark.server, mark.tags))
+        self._write(_Mark("resuming", mark.server, mark.tags), "so nothing was resumed")
         await self._http.post("/resume_memory_occupation", {"tags": mark.tags}, limit_s=limit_s)
         if self._level != 1:
             said = await self._http.post("/update_weights_from_disk", {"model_path": info.model_path}, limit_s=limit_s)
             self._believe(said, sleeping=False)
         await self._go_on(limit_s)
-        self._path.unlink(missing_ok=True)
+        self._forget()
 
     async def _go_on(self, limit_s: float) -> None:
         with suppress(BackendRefused):
@@ -192,11 +192,20 @@ class Sglang:
         except (OSError, msgspec.DecodeError):
             return _Mark("releasing", "", [])
 
-    def _write(self, mark: _Mark) -> None:
+    def _forget(self) -> None:
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            raise BackendDown(
+                f"{self._path} cannot be removed ({error.strerror}): remove it, and restart {WHO}"
+            ) from error
+
+    def _write(self, mark: _Mark, so: str) -> None:
+        """`so`: what follows where it cannot be written."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             fresh = self._path.with_name("released.json.new")
             fresh.write_bytes(msgspec.json.encode(mark))
             fresh.replace(self._path)
         except OSError as error:
-            raise BackendDown(f"{self._path} cannot be written ({error.strerror}), so nothing was released") from error
+            raise BackendDown(f"{self._path} cannot be written ({error.strerror}), {so}") from error

@@ -326,3 +326,24 @@ async def test_the_fence_is_asked_before_anything_changes(comfy: ComfyProcess, b
     with pytest.raises(BackendError, match="another agent"):
         await backend.load(ME)
     assert comfy.vram_mib() == 0, "it was not started"
+
+
+async def test_a_mark_that_cannot_be_written_hides_nobody_and_is_told_with_the_release(
+    ours: Ours, backend: ComfyUI, tmp_path: Path
+) -> None:
+    await backend.load(ME)
+    await run_one(ours.comfy)
+    (tmp_path / "marker").unlink()
+    (tmp_path / "marker.new").mkdir()
+    assert await state(backend) is TenantState.LOADED
+    said = await backend.release(ME, limit_ms=10_000)
+    assert said is not None
+    assert f"{tmp_path}/marker cannot be written: Is a directory; after a restart swapper may not know" in said
+    assert await state(backend) is TenantState.UNLOADED
+
+
+async def test_one_that_cannot_be_marked_as_loaded_is_not(ours: Ours, backend: ComfyUI, tmp_path: Path) -> None:
+    (tmp_path / "marker.new").mkdir()
+    with pytest.raises(BackendError, match="marker cannot be written: Is a directory"):
+        await backend.load(ME)
+    assert ours.control.pid() is None

@@ -14,12 +14,16 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
 from swapper.errors import BackendDown, BackendError, BackendGone, BackendRefused
 from workers.backend import Loaded, Owners, Quiesced, Restored, Room, SaveArgs, Saved, SaveUnsupported, TenantState
 from workers.comfyui.http import ComfyHttp
 from workers.comfyui.marker import Marker
 from workers.control import Phase, Seen, Watched
 from workers.control.pulse import Pulse
+
+log = structlog.stdlib.get_logger(__name__)
 
 _TAIL = 5
 _POLL_S = 0.1
@@ -76,6 +80,7 @@ class ComfyUI:
         self._pulse = Pulse()
         self._seen = Seen(Phase.UNREACHABLE)
         self._stopping = False
+        self._untold: str | None = None
 
     async def start(self) -> None:
         """Nothing: it is started by a load only."""
@@ -102,12 +107,12 @@ class ComfyUI:
             return {self._tenant: self._ended()}
         try:
             if await self._http.remaining() > 0:  # whoever posted it: until the next /free it has what that took
-                await self._note(seen.run, loaded=True)
+                await self._tried(self._note(seen.run, loaded=True))
             elif self._marker.loaded(seen.run) is None:
-                await self._note(seen.run, loaded=await self._holds())
+                await self._tried(self._note(seen.run, loaded=await self._holds()))
         except BackendGone:
             if not self._ours:
-                await asyncio.to_thread(self._marker.forget)
+                await self._tried(self._forget())
             return {self._tenant: self._silent(seen)}
         except BackendError:
             return {self._tenant: TenantState.UNREACHABLE}
@@ -115,6 +120,22 @@ class ComfyUI:
 
     async def _note(self, run: str, *, loaded: bool) -> None:
         await asyncio.to_thread(self._marker.note, run, loaded=loaded)
+
+    async def _forget(self) -> None:
+        await asyncio.to_thread(self._marker.forget)
+
+    async def _tried(self, noting: Awaitable[None]) -> str | None:
+        """A sentence where it is remembered in this process alone, in the log, too, the first time."""
+        try:
+            await noting
+        except BackendError as error:
+            said = f"{error}; after a restart swapper may not know whether {self._tenant} has what it loaded"
+            if said != self._untold:
+                log.warning("what a ComfyUI has is written nowhere", tenant=self._tenant, error=said)
+            self._untold = said
+            return said
+        self._untold = None
+        return None
 
     def _ended(self) -> TenantState:
         ended = self._control.exit_status()
@@ -229,14 +250,14 @@ class ComfyUI:
             await self._control.ensure()
             async with asyncio.timeout(self._limits.load_s):
                 await self._until(self._answers)
+            self._seen = await self._control.look()
+            await self._note(self._seen.run, loaded=True)
         except TimeoutError:
             await self._take_back()
             raise BackendDown(f"{self._tenant} does not answer {self._limits.load_s:g} s after its start") from None
         except BackendError:
             await self._take_back()
             raise
-        self._seen = await self._control.look()
-        await self._note(self._seen.run, loaded=True)
         return Loaded(backend_ms=(loop.time() - began) * 1000)
 
     async def _take_back(self) -> None:
@@ -246,7 +267,7 @@ class ComfyUI:
         with suppress(BackendError):
             await self._http.fence()
             await self._control.stop(self._grace_ms)
-            await asyncio.to_thread(self._marker.forget)
+            await self._forget()
 
     async def _answers(self) -> bool:
         seen = await self._control.look()
@@ -287,20 +308,18 @@ class ComfyUI:
         """Have it free all, and restart it where that did not help; a sentence where it was restarted."""
         self._check(tenant)
         if (await self._control.look()).phase in _GONE:
-            await asyncio.to_thread(self._marker.forget)
-            return None
+            return await self._tried(self._forget())
         try:
             await self.quiesce(tenant, limit_ms=limit_ms)
             await self._http.free()
         except BackendGone:
-            await asyncio.to_thread(self._marker.forget)
-            return None
+            return await self._tried(self._forget())
         kept = await self._settled()
         note = None if kept is None or kept <= self._limits.idle_mib else await self._restarted(kept)
         self._seen = await self._control.look()
-        await self._note(self._seen.run, loaded=False)
+        untold = await self._tried(self._note(self._seen.run, loaded=False))
         self._pulse.beat()
-        return note
+        return "; ".join(filter(None, (note, untold))) or None
 
     async def _settled(self) -> int | None:
         """MiB once they are few enough, or no longer fall; None where nobody can tell: then ComfyUI is believed."""
