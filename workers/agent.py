@@ -26,7 +26,8 @@ from workers.marks import Fresh, Marks, Old, Pair, Repeat
 from workers.observe import Sight, TenantPlace
 from workers.pagecache import PageCache
 from workers.supervise import Crash, kept_running, supervised, until_stored
-from workers.verbs import Outcome, Verbs
+from workers.verbs import Outcome, Verbs, left_behind
+from workers.vram.holders import Holder
 from workers.watch import Watch
 
 BLOCK_MS = 5_000
@@ -82,6 +83,9 @@ class Agent:
         self._marks = marks
         sight = Sight(backends, tenants, probes)
         self._sight = sight
+        for card in probes:  # who kept a card before this agent was started anew may keep it still
+            left = left_behind(marks.last(card, None))
+            sight.linger(card, (Holder(pid, started) for pid, started in left))
         self._verbs = Verbs(backends, sight)
         self._claim = Claim(link, self.executor, marks)
         for backend in backends.values():

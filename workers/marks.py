@@ -199,6 +199,12 @@ class Marks:
             record = self._lanes.get((command.card, command.tenant))
             return record.answer(command) if record and command.token > self._floor else None
 
+    def last(self, card: str, tenant: str | None) -> Report | None:
+        """The recorded answer to the newest command of a lane that has one."""
+        with self._guard:
+            record = self._lanes.get((card, tenant))
+            return record.done[max(record.done)].report if record and record.done else None
+
     def verdict(self, command: Command) -> Fresh | Repeat | Old:
         """What `begin` would decide now; nothing is marked."""
         with self._guard:

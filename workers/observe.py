@@ -96,6 +96,10 @@ class Sight:
         """Departed holders not seen gone: every reading of the card counts them while they live."""
         self._lingering[card] = tuple(holders)
 
+    def lingering(self, card: str) -> tuple[Holder, ...]:
+        """Those of them that still live."""
+        return tuple(holder for holder in self._lingering.get(card, ()) if holder.alive)
+
     def _cards(self, tenant: str) -> frozenset[str]:
         place = self.tenants.get(tenant)
         return frozenset({place.card}) if place is not None else self.cards_of(tenant.partition("/")[0])

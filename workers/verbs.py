@@ -8,8 +8,8 @@ tokens, bytes` (tokens 0: an empty slot, nothing kept), or failed with `unsuppor
 call goes first; load `n_slots, n_ctx_slot, n_ctx_shared, snapshots: [SnapshotInfo], strategies, fingerprint`; restore
 `slot, tokens, displaced` (what made room for it, or null), or `leaves: {slot, tokens, id}` where nothing was done since
 this would have to make room and that was to be told first; vacate `free_mib`, failed also `holders: [str]`,
-and `unread`, why, where the memory could not be read; release
-nothing.
+`lingering: [[pid, start]]`, the processes of holders that left and live on, and `unread`, why, where the memory could
+not be read; release nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TypeVar
 
 import msgspec
 
-from swapper.core.types import Command, Step
+from swapper.core.types import Command, Report, Step
 from swapper.errors import BackendBusy, BackendError, BackendRefused
 from workers.backend import (
     Backend,
@@ -146,15 +146,20 @@ class Verbs:
         seen = await vacate(self._sight, command.card, args)
         if seen.free:
             return Outcome(True, data={"free_mib": seen.free_mib})
+        stay = [[holder.pid, holder.started] for holder in self._sight.lingering(command.card)]
+        data = {"free_mib": seen.free_mib, "holders": list(seen.holders), **({"lingering": stay} if stay else {})}
         if seen.unread is not None:
-            data = {"free_mib": 0, "holders": list(seen.holders), "unread": seen.unread}
+            data |= {"unread": seen.unread}
             return Outcome(False, f"the VRAM of {command.card} cannot be read: {seen.unread}", data=data)
         names = ", ".join(seen.holders) or "nobody we can name"
-        return Outcome(
-            False,
-            f"{seen.free_mib} of {args.need_mib} MiB free after {args.limit_ms / 1000:g} s; held by {names}",
-            data={"free_mib": seen.free_mib, "holders": list(seen.holders)},
-        )
+        text = f"{seen.free_mib} of {args.need_mib} MiB free after {args.limit_ms / 1000:g} s; held by {names}"
+        return Outcome(False, text, data=data)
+
+
+def left_behind(vacated: Report | None) -> tuple[tuple[int, int | None], ...]:
+    """(pid, start) of those who were there still when a card's last proof failed, as its answer has them."""
+    told = () if vacated is None else vacated.data.get("lingering", ())
+    return msgspec.convert(told, tuple[tuple[int, int | None], ...])
 
 
 def _args(command: Command, shape: type[ArgsT]) -> ArgsT:

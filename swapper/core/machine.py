@@ -297,7 +297,8 @@ def on_observed(world: World, spec: Spec, card: Card, states: Mapping[str, str],
 
     `states` maps tenant ids of this card to TenantState values; `free_mib` is the probe's reading. A resident that is
     gone is brought back, a stranger that is loaded becomes a resident where it fits, a fault is left when the probe is
-    clear. While the card is being proved free, one of ours that somebody loads meanwhile ends that (intruder.py).
+    clear and the time of every holder that left without a process is up. While the card is being proved free, one of
+    ours that somebody loads meanwhile ends that (intruder.py).
     """
     if card.swap is not None:
         found = intruder.in_the_way(spec, card, card.swap, states) if intruder.proving(card) else ()
@@ -309,7 +310,8 @@ def on_observed(world: World, spec: Spec, card: Card, states: Mapping[str, str],
     lost = tuple(t for t in card.residents if states.get(t) in ("unloaded", "failed", "stopped"))
     if lost:
         return _lose(world, spec, card, lost)
-    if card.fault is not None and free_mib is not None:
+    waited_for = any(one.pid is None and one.free_ms > world.now_ms for one in card.departed)
+    if card.fault is not None and free_mib is not None and not waited_for:
         within_reach = free_mib + plan.needs(spec, card.residents)
         if within_reach >= min(card.fault.need_mib, plan.capacity(spec, card.name)):
             over = Alert(card.name, f"card {card.name} is free again", kind=AlertKind.FAULT, over=True)

@@ -45,9 +45,10 @@ class Seen:
         return {server: why for told in self.troubles.values() for server, why in told.items()}
 
     def free_mib(self, card: str) -> int | None:
-        """What the probe says is free; None where it has not said."""
-        free = self.readings.get(card, {}).get("free_mib")
-        return free if isinstance(free, int) else None
+        """What the probe says is free; None where it has not said, or a holder that left is still there."""
+        reading = self.readings.get(card, {})
+        free = reading.get("free_mib")
+        return free if isinstance(free, int) and not reading.get("lingering") else None
 
 
 @dataclass(frozen=True, slots=True)

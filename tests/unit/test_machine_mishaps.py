@@ -308,3 +308,17 @@ def test_a_conversation_that_could_not_be_saved_is_an_alert() -> None:
         play.answer(play.pending("save"), ok=False, detail="not in the slot folder")
     told = [alert.text for commit in play.commits for alert in commit.alerts]
     assert told == [f"a conversation of {MED} could not be saved: not in the slot folder"]
+
+
+def test_a_fault_lasts_as_long_as_the_grace_of_a_holder_that_named_no_process() -> None:
+    play = granted(default=True)
+    play.pass_time(3_700_000)
+    play.decide()  # held for longer than its max_hold: revoked, and it named no process
+    (left,) = play.card.departed
+    play.run(until="vacate")
+    play.answer(play.pending("vacate"), ok=False, free_mib=0, holders=["a"])
+    assert play.card.fault is not None
+    assert not play.observe({MED: "unloaded"}, free_mib=24 * GIB)
+    play.pass_time(left.free_ms - play.world.now_ms)
+    assert play.observe({MED: "unloaded"}, free_mib=24 * GIB)
+    assert play.card.fault is None

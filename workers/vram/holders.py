@@ -24,6 +24,8 @@ class Holder:
     def __init__(self, pid: int, started: int | None = None) -> None:
         self.pid = pid
         self._process = _find(pid, started)
+        stat = launcher.stat_of(pid) if started is None and self._process else None
+        self.started = stat[3] if stat is not None else started
         self._pidfd = _open_pidfd(pid) if self._process else -1
 
     @property
