@@ -115,12 +115,13 @@ def _whole(name: str, entry: TenantEntry, config: Config, control: Control, one:
     """Of a server that is its own tenant."""
     who = {"vllm": VLLM, "sglang": SGLANG}.get(entry.kind, "the server")
     http = ServerClient(cast("str", entry.url), who, api_key(entry, one))
+    folder = config.state_dir / "servers" / name
     engine: Engine | None = None
     if entry.kind == "vllm":
-        engine = Vllm(http, entry.sleep or 1)
+        engine = Vllm(http, entry.sleep or 1, folder)
     elif entry.kind == "sglang":
-        engine = Sglang(http, entry.sleep or 1, config.state_dir / "servers" / name, control.pid)
-    return OpenAiServer(
+        engine = Sglang(http, entry.sleep or 1, folder, lambda: backend.run())
+    backend = OpenAiServer(
         http,
         tenant=name,
         models=[model for model, _ in one.models] or [one.name],
@@ -129,6 +130,7 @@ def _whole(name: str, entry: TenantEntry, config: Config, control: Control, one:
         engine=engine,
         rests=entry.sleep is not None,
     )
+    return backend
 
 
 def _common(entry: TenantEntry, config: Config) -> dict[str, Any]:

@@ -16,13 +16,13 @@ import psutil
 from swapper.errors import BackendDown, BackendError, BackendGone, BackendRefused
 from workers.backend import Owners, Quiesced, Restored, Room, SaveArgs, Saved, SaveUnsupported
 from workers.client import READ_S, ServerClient
-from workers.control import Control, Watched
+from workers.control import Control, Watched, launcher
 from workers.control.port import listener, taken
 from workers.llama.hung import ROUTER_HUNG_S, Silence
 
 HUNG_STOP_MS = 2_000
 LISTENER_S = 10.0
-"""Who listens at the address of an attached server is looked for at most this often."""
+"""Who listens at the address of an attached server is looked for at most this often, until somebody does."""
 BRISK_S = 1.0
 """So long a wait is looked at every `poll_s`, from then on five times as seldom."""
 
@@ -61,6 +61,7 @@ class Kind:
         self._loads = 0
         self._moved = asyncio.Event()
         self._owned = Owners()
+        self._run: str | None = None
         self._listener: psutil.Process | None = None
         self._listener_at = float("-inf")
 
@@ -111,22 +112,30 @@ class Kind:
         """What the control runs, else who listens at its address, with all below it, as last seen."""
         return self._owned
 
+    def run(self) -> str | None:
+        """Tells this run of its process from every other one, as last seen; None where none can be seen from here."""
+        return self._run
+
     async def _look_at_control(self) -> None:
         """Have the control look anew; what it runs is this server's."""
         if isinstance(self._control, Watched):
             seen = await self._control.look()
+            self._run = f"run {seen.run}" if seen.run else None
             self._owned = Owners(dict.fromkeys(seen.pids, self._name), dict.fromkeys(seen.containers, self._name))
         elif self._ours:
             pid = self._control.pid()
+            self._run = _started(pid)
             self._owned = Owners({} if pid is None else {pid: self._name})
         else:
             await self._look_who_listens()
 
     async def _look_who_listens(self) -> None:
         now = asyncio.get_running_loop().time()
-        if (self._listener is None or not self._listener.is_running()) and now - self._listener_at >= LISTENER_S:
+        ended = self._listener is not None and not self._listener.is_running()
+        if ended or (self._listener is None and now - self._listener_at >= LISTENER_S):
             self._listener_at = now
             self._listener = await asyncio.to_thread(_listening, self._http.url)
+        self._run = _started(None if self._listener is None else self._listener.pid)
         self._owned = Owners({} if self._listener is None else {self._listener.pid: self._name})
 
     def _notes(self) -> str | None:
@@ -182,6 +191,11 @@ class Kind:
             waited = loop.time() - began
             yield waited
             await asyncio.sleep(self._limits.poll_s if waited < BRISK_S else 5 * self._limits.poll_s)
+
+
+def _started(pid: int | None) -> str | None:
+    stat = None if pid is None else launcher.stat_of(pid)
+    return None if stat is None else f"pid {pid} {stat[3]}"
 
 
 def _listening(url: str) -> psutil.Process | None:

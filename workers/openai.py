@@ -47,6 +47,14 @@ class Engine(Protocol):
         """Whether it has given its VRAM back and keeps running. Asking wakes nothing."""
         ...
 
+    def torn(self) -> bool:
+        """Whether it may have some of its VRAM though it says that it rests: a wake-up was cut off."""
+        ...
+
+    def ended(self) -> None:
+        """Nobody listens at its address any more: what was true of its process is so no longer."""
+        ...
+
     async def rest(self, limit_s: float) -> None:
         """Give the VRAM back; returns once the server says so. Only with no call in flight."""
         ...
@@ -99,6 +107,8 @@ class OpenAiServer(Kind):
             await self._listed()
         except BackendGone:
             self._silence.heard()
+            if self._engine is not None:
+                self._engine.ended()
             return self._ended()
         except BackendError as error:
             if isinstance(error, BackendRefused):
@@ -113,12 +123,14 @@ class OpenAiServer(Kind):
         return await self._up()
 
     async def _up(self) -> TenantState:
-        """It answers: whether it has its VRAM."""
+        """It answers: whether it has its VRAM. Of one that woke in part nobody knows how much."""
         if self._waking:
             return TenantState.LOADING
         try:
             resting = self._rests and self._engine is not None and await self._engine.resting()
         except BackendError:
+            return TenantState.UNREACHABLE
+        if resting and self._engine is not None and self._engine.torn():
             return TenantState.UNREACHABLE
         return TenantState.UNLOADED if resting else TenantState.LOADED
 
@@ -145,14 +157,24 @@ class OpenAiServer(Kind):
     async def end_hung(self) -> str | None:
         """A vLLM or SGLang of ours that lives and answers nothing is ended; it is then loaded anew.
 
-        Any other server may be silent for as long as it computes.
+        Any other server may be silent for as long as it computes. What woke in part is put to rest again, whose ever.
         """
+        if self._engine is not None and self._rests and not self._waking and self._engine.torn():
+            return await self._rest_again(self._engine)
         if self._engine is None or not self._hangs():
             return None
         await self._http.fence()
         await self._control.stop(HUNG_STOP_MS)
         self._silence.heard()
         return f"{self._who} lived and did not answer for {ROUTER_HUNG_S:g} s: ended, to be started anew"
+
+    async def _rest_again(self, engine: Engine) -> str | None:
+        if not await engine.resting() or await engine.in_flight():
+            return None
+        await self._http.fence()
+        await engine.rest(self._limits.settle_s)
+        self._pulse()
+        return f"{self._who} was woken in part only, and is put to rest again"
 
     # ---- going
 

@@ -15,7 +15,6 @@ import msgspec
 
 from swapper.errors import BackendDown, BackendError, BackendRefused
 from workers.client import ServerClient, decoded
-from workers.control import launcher
 from workers.vllm import gauges
 
 WHO = "SGLang"
@@ -65,14 +64,14 @@ class _Said(msgspec.Struct):
 class Sglang:
     """The engine behind one SGLang. `level` 1: it keeps a copy of its weights in host memory; 2: they are read again.
 
-    `folder` is for the mark; `pid` names its process, where it is ours.
+    `folder` is for the mark; `run` tells this run of its process from others, None where that cannot be seen.
     """
 
-    def __init__(self, http: ServerClient, level: int, folder: Path, pid: Callable[[], int | None]) -> None:
+    def __init__(self, http: ServerClient, level: int, folder: Path, run: Callable[[], str | None]) -> None:
         self._http = http
         self._level = level
         self._path = folder / "released.json"
-        self._pid = pid
+        self._run = run
 
     async def in_flight(self) -> int | None:
         """By what its scheduler counts just now; its metrics, where there is no other, lag behind."""
@@ -109,6 +108,14 @@ class Sglang:
         if mark.step != "released":
             raise BackendError(self._unknown())
         return True
+
+    def torn(self) -> bool:
+        """Never: `resting` says so of one that was cut off."""
+        return False
+
+    def ended(self) -> None:
+        """Its process is gone, and what was released with it."""
+        self._path.unlink(missing_ok=True)
 
     async def rest(self, limit_s: float) -> None:
         """Pause, flush, release. Raises BackendRefused where the server was not started for it."""
@@ -179,10 +186,11 @@ class Sglang:
         return f"{text}: restart it"
 
     async def _server(self) -> str:
-        """Tells this start of the server from others: by its process, else by the seed it drew."""
-        pid = self._pid()
-        stat = launcher.stat_of(pid) if pid is not None else None
-        return f"pid {pid} {stat[3]}" if stat is not None else f"seed {(await self.info()).random_seed}"
+        """Tells this start of the server from others: by its process, else by the seed it drew.
+
+        One that is always started with the same seed, on another machine, is told by nobody having listened meanwhile.
+        """
+        return self._run() or f"seed {(await self.info()).random_seed}"
 
     def _read(self) -> _Mark | None:
         try:

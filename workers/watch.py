@@ -5,10 +5,10 @@ later one stands; a hint that was lost costs `LOOK_S` at most. It starts servers
 it never loads or unloads a tenant.
 
 Data of `observed`: `tenants {id: state}`, with those that run and are not configured, `cards {name: reading, MiB}`
-(`{unread: why}` of one that could not be read; `lingering`, who left it and lives on), `troubles {server: why}` of those
-that could not be started, and `marks {card: [token, n]}`: this command and all before it had been carried out on the
-card before it was looked at. One that tells what was done to a server has `said`, a sentence, `server`, its name, and
-`on`, its cards, instead.
+(`{unread: why}` of one that could not be read; `lingering`, who left it and lives on), `troubles {server: why}` of
+those that could not be started, and `marks {card: [token, n]}`: this command and all before it had been carried out on
+the card before it was looked at. One that tells what was done to a server has `said`, a sentence, `server`, its name,
+and `on`, its cards, instead.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def _asked(config: Config, server: str, entry: TenantEntry, http: ServerClient) 
         case "llama-swap":
             return _llama_swap(server, entry, http)
         case "vllm":
-            return _vllm(server, entry, http)
+            return _vllm(config, server, entry, http)
         case "sglang":
             return _sglang(config, server, entry, http)
         case _:
@@ -136,12 +136,12 @@ async def _openai(server: str, entry: TenantEntry, http: ServerClient) -> AsyncI
             yield True, f"{text}; it has: {', '.join(names) or 'none'}; correct the name{named}"
 
 
-async def _vllm(server: str, entry: TenantEntry, http: ServerClient) -> AsyncIterator[Found]:
+async def _vllm(config: Config, server: str, entry: TenantEntry, http: ServerClient) -> AsyncIterator[Found]:
     async for one in _openai(server, entry, http):
         yield one
-    engine, here = Vllm(http), f"tenants.{server}.sleep"
+    engine, here = Vllm(http, entry.sleep or 1, config.state_dir / "servers" / server), f"tenants.{server}.sleep"
     if entry.sleep is None:
-        if await engine.resting():
+        if await engine.sleeps():
             yield True, f"{here}: vLLM at {http.url} sleeps, and nobody would wake it; write sleep: 1, or wake it there"
     elif not await http.has("/is_sleeping"):
         yield True, f"{here}: vLLM at {http.url} has no sleep endpoints; {HOW}"

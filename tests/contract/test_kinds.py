@@ -94,8 +94,8 @@ def _whole(kind: str, level: int = 0) -> Make:
     def make(fake: FakeKind, control: Control, ours: bool, model: str, folder: Path, limits: Limits) -> Backend:
         http = ServerClient(fake.url, kind, read_s=limits.read_s)
         engine = {
-            "vLLM": lambda: Vllm(http, level or 1),
-            "SGLang": lambda: Sglang(http, level or 1, folder / "servers" / "s", control.pid),
+            "vLLM": lambda: Vllm(http, level or 1, folder / "servers" / "s"),
+            "SGLang": lambda: Sglang(http, level or 1, folder / "servers" / "s", lambda: None),
             "the server": lambda: None,
         }[kind]()
         return OpenAiServer(

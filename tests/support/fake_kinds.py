@@ -197,7 +197,8 @@ def _not_found() -> web.Response:
 class Vllm(OpenAi):
     """`dev`: it was started for development. `dead`: a call was in flight when it went to sleep.
 
-    `wakes_badly`: only its weights come back, and it says that it failed.
+    `wakes_badly`: only its weights come back, and it says that it failed. `dies_waking`: its process ends over that.
+    `sleepless`: it does not go to sleep any more, and says so. A call that comes while it sleeps waits for ever.
     """
 
     def __init__(self, *models: str, embeds: tuple[str, ...] = ()) -> None:
@@ -205,6 +206,8 @@ class Vllm(OpenAi):
         self.dev = True
         self.sleep_mode = True
         self.wakes_badly = False
+        self.dies_waking = False
+        self.sleepless = False
         self.dead = False
         self.level = 0
         self.away: set[str] = set()
@@ -246,6 +249,8 @@ class Vllm(OpenAi):
     async def _sleep(self, request: web.Request) -> web.Response:
         if self.stuck:
             return web.Response()
+        if self.sleepless:
+            return refusal(500, "EngineCore encountered an issue")
         if sum(self.flying.values()):
             self.dead, self.cut = True, self.cut + 1
         self.level = int(request.query.get("level", "1"))  # a body is not read
@@ -260,7 +265,18 @@ class Vllm(OpenAi):
             tags = tags[:1]
         self.away -= set(tags)
         self.holding.update(self.models)  # and it says that it sleeps until all of it is back
+        if self.dies_waking and self.away:
+            asyncio.get_running_loop().call_soon(lambda: asyncio.ensure_future(self.vanish()))
         return refusal(500, "CUDA error: out of memory") if self.wakes_badly else web.Response()
+
+    async def _chat(self, request: web.Request) -> web.Response:
+        if self.away and not self.dead:
+            self.begin(self.models[0])
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.end(self.models[0])
+        return await super()._chat(request)
 
     async def _rpc(self, request: web.Request) -> web.Response:
         if (await request.json())["method"] == "reload_weights" and "weights" not in self.away:
@@ -287,12 +303,14 @@ class Sglang(OpenAi):
         self.paused = False
         self.weights = True
         self.seed = 0
+        self.fixed_seed: int | None = None
+        """What it was started with; None: it draws one at each start."""
 
     def fresh(self) -> None:
         super().fresh()
         self.dead, self.paused, self.weights = False, False, True
         self.released.clear()
-        self.seed = random.randrange(1 << 30)
+        self.seed = random.randrange(1 << 30) if self.fixed_seed is None else self.fixed_seed
 
     def routes(self) -> list[web.RouteDef]:
         return [

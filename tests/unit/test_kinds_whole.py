@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from swapper.errors import BackendDown, BackendError, BackendRefused
 from tests.support import fake_kinds
@@ -58,8 +61,8 @@ def server(
     )
 
 
-def vllm(fake: FakeKind, level: int = 1, control: Control | None = None) -> OpenAiServer:
-    return server(fake, control=control, engine=lambda http: Vllm(http, level))
+def vllm(fake: FakeKind, folder: Path, level: int = 1, control: Control | None = None) -> OpenAiServer:
+    return server(fake, control=control, engine=lambda http: Vllm(http, level, folder))
 
 
 def sglang(fake: FakeKind, folder: Path, level: int = 1, control: Control | None = None) -> OpenAiServer:
@@ -187,20 +190,20 @@ async def test_the_key_of_the_server_goes_with_every_request() -> None:
 # ---- vLLM
 
 
-async def test_the_flags_that_are_missing_for_sleep_are_named() -> None:
+async def test_the_flags_that_are_missing_for_sleep_are_named(tmp_path: Path) -> None:
     fake = fake_kinds.Vllm("m")
     fake.dev = False
-    backend = vllm(fake)
+    backend = vllm(fake, tmp_path)
     async with running(fake, backend):
         with pytest.raises(BackendRefused, match="--enable-sleep-mode and with VLLM_SERVER_DEV_MODE=1"):
             await backend.release("s", limit_ms=60_000)
         assert await backend.observe() == {"s": TenantState.LOADED}
 
 
-async def test_one_of_ours_that_cannot_sleep_is_ended_instead_and_that_is_said() -> None:
+async def test_one_of_ours_that_cannot_sleep_is_ended_instead_and_that_is_said(tmp_path: Path) -> None:
     fake = fake_kinds.Vllm("m")
     fake.dev = False
-    backend = vllm(fake, control=Starter(fake))
+    backend = vllm(fake, tmp_path, control=Starter(fake))
     async with running(fake, backend):
         said = await backend.release("s", limit_ms=60_000)
         assert said is not None
@@ -208,9 +211,11 @@ async def test_one_of_ours_that_cannot_sleep_is_ended_instead_and_that_is_said()
         assert not fake.up
 
 
-async def test_sleep_takes_its_level_from_the_query_and_level_two_reads_the_weights_before_the_cache_is_back() -> None:
+async def test_sleep_takes_its_level_from_the_query_and_level_two_reads_the_weights_before_the_cache_is_back(
+    tmp_path: Path,
+) -> None:
     fake = fake_kinds.Vllm("m")
-    backend = vllm(fake, level=2)
+    backend = vllm(fake, tmp_path, level=2)
     async with running(fake, backend):
         await backend.release("s", limit_ms=60_000)
         assert fake.level == 2
@@ -224,15 +229,117 @@ async def test_sleep_takes_its_level_from_the_query_and_level_two_reads_the_weig
         ]
 
 
-async def test_what_is_not_ours_and_woke_in_part_only_is_put_to_sleep_again() -> None:
+async def test_what_is_not_ours_and_woke_in_part_only_is_put_to_sleep_again(tmp_path: Path) -> None:
     fake = fake_kinds.Vllm("m")
-    backend = vllm(fake)
+    backend = vllm(fake, tmp_path)
     async with running(fake, backend):
         await backend.release("s", limit_ms=1_000)
         fake.wakes_badly = True
         with pytest.raises(BackendError, match="out of memory"):
             await backend.load("s")
         assert (await backend.observe(), fake.holding) == ({"s": TenantState.UNLOADED}, set())
+
+
+async def test_what_woke_in_part_and_cannot_be_put_to_sleep_counts_as_there_until_it_is(tmp_path: Path) -> None:
+    fake = fake_kinds.Vllm("m")
+    backend, after = vllm(fake, tmp_path), vllm(fake, tmp_path)
+    async with running(fake, backend, after):
+        await backend.release("s", limit_ms=1_000)
+        fake.wakes_badly = fake.sleepless = True
+        with pytest.raises(BackendError, match="out of memory"):
+            await backend.load("s")
+        assert fake.holding  # though it says that it sleeps
+        assert await backend.observe() == {"s": TenantState.UNREACHABLE}
+        assert await after.observe() == {"s": TenantState.UNREACHABLE}
+        with pytest.raises(BackendError):
+            await after.end_hung()
+        fake.sleepless = False
+        assert "put to rest again" in str(await after.end_hung())
+        assert (await after.observe(), fake.holding) == ({"s": TenantState.UNLOADED}, set())
+        assert await after.end_hung() is None
+
+
+async def test_what_woke_in_part_is_not_put_to_rest_with_a_call_in_it_and_is_there_once_all_of_it_woke(
+    tmp_path: Path,
+) -> None:
+    fake = fake_kinds.Vllm("m")
+    backend = vllm(fake, tmp_path)
+    async with running(fake, backend):
+        await backend.release("s", limit_ms=1_000)
+        fake.wakes_badly = fake.sleepless = True
+        with pytest.raises(BackendError, match="out of memory"):
+            await backend.load("s")
+        fake.wakes_badly = fake.sleepless = False
+        fake.begin("m")
+        assert await backend.end_hung() is None
+        fake.end("m")
+        await backend.load("s")
+        assert await backend.observe() == {"s": TenantState.LOADED}
+        assert await backend.end_hung() is None
+
+
+async def test_what_somebody_else_woke_as_a_whole_is_torn_no_more(tmp_path: Path) -> None:
+    fake = fake_kinds.Vllm("m")
+    backend = vllm(fake, tmp_path)
+    async with running(fake, backend):
+        await backend.release("s", limit_ms=1_000)
+        fake.wakes_badly = fake.sleepless = True
+        with pytest.raises(BackendError, match="out of memory"):
+            await backend.load("s")
+        fake.away.clear()
+        assert await backend.observe() == {"s": TenantState.LOADED}
+        fake.away.add("weights")
+        assert await backend.observe() == {"s": TenantState.UNLOADED}
+
+
+async def test_one_that_dies_over_its_waking_is_gone_and_is_there_where_it_was_started_anew(tmp_path: Path) -> None:
+    fake = fake_kinds.Vllm("m")
+    backend = vllm(fake, tmp_path, level=2)
+    async with running(fake, backend):
+        await backend.release("s", limit_ms=1_000)
+        fake.dies_waking = True
+        with pytest.raises(BackendError):
+            await backend.load("s")
+        assert await backend.observe() == {"s": TenantState.STOPPED}
+        await fake.start()
+        assert await backend.observe() == {"s": TenantState.LOADED}
+        fake.dies_waking = False
+        await backend.release("s", limit_ms=1_000)
+        assert await backend.observe() == {"s": TenantState.UNLOADED}
+
+
+async def test_one_that_says_it_is_awake_and_answers_no_call_fails_in_time_and_sleeps_again(tmp_path: Path) -> None:
+    class Lies(fake_kinds.Vllm):
+        lies = False
+
+        async def _is_sleeping(self, _: web.Request) -> web.Response:
+            return web.json_response({"is_sleeping": bool(self.away) and not self.lies})
+
+        async def _wake(self, request: web.Request) -> web.Response:
+            self.lies = True
+            return web.Response()
+
+        async def _sleep(self, request: web.Request) -> web.Response:
+            self.lies = False
+            return await super()._sleep(request)
+
+    fake = Lies("m")
+    http = ServerClient(fake.url, "vLLM", read_s=LIMITS.read_s)
+    backend = OpenAiServer(
+        http,
+        tenant="s",
+        models=["m"],
+        control=AttachControl("s"),
+        ours=False,
+        engine=Vllm(http, 1, tmp_path),
+        rests=True,
+        limits=replace(LIMITS, answer_s=0.3),
+    )
+    async with running(fake, backend):
+        await backend.release("s", limit_ms=1_000)
+        with pytest.raises(BackendDown, match="does not answer /v1/chat/completions"):
+            await backend.load("s")
+        assert await backend.observe() == {"s": TenantState.UNLOADED}
 
 
 async def test_what_could_not_be_started_in_time_is_not_left_on_its_way() -> None:
@@ -251,9 +358,9 @@ def test_what_is_no_count_tells_nothing(told: str) -> None:
     assert gauges(f"a 1.0\nb {told}", ("a", "b")) is None
 
 
-async def test_with_a_call_in_flight_at_the_end_of_its_time_it_is_not_put_to_sleep() -> None:
+async def test_with_a_call_in_flight_at_the_end_of_its_time_it_is_not_put_to_sleep(tmp_path: Path) -> None:
     fake = fake_kinds.Vllm("m")
-    backend = vllm(fake)
+    backend = vllm(fake, tmp_path)
     async with running(fake, backend):
         fake.begin("m")
         with pytest.raises(BackendError, match="at the server: 1"):
@@ -315,6 +422,65 @@ async def test_a_server_that_was_started_anew_does_not_rest_and_is_not_told_to_r
         assert await backend.observe() == {"s": TenantState.LOADED}
         await backend.load("s")
         assert not fake.dead
+
+
+async def test_one_that_was_started_anew_with_the_same_seed_is_told_by_nobody_having_listened(tmp_path: Path) -> None:
+    fake = fake_kinds.Sglang("m")
+    fake.fixed_seed = 42
+    backend = sglang(fake, tmp_path)
+    async with running(fake, backend):
+        await backend.release("s", limit_ms=60_000)
+        await fake.vanish()
+        assert await backend.observe() == {"s": TenantState.STOPPED}
+        await fake.start()
+        assert await backend.observe() == {"s": TenantState.LOADED}
+        await backend.load("s")
+        assert not fake.dead
+
+
+async def test_one_that_was_started_anew_with_the_same_seed_is_told_by_its_process(tmp_path: Path) -> None:
+    fake = fake_kinds.Sglang("m")
+    fake.fixed_seed = 42
+    control = FakeControl(Phase.UP)
+    control.seen = Seen(Phase.UP, run="container a")
+    http = ServerClient(fake.url, "SGLang", read_s=LIMITS.read_s)
+    backend = OpenAiServer(
+        http,
+        tenant="s",
+        models=["m"],
+        control=control,
+        engine=Sglang(http, 1, tmp_path, lambda: backend.run()),
+        rests=True,
+        limits=LIMITS,
+    )
+    async with running(fake, backend):
+        await backend.release("s", limit_ms=60_000)
+        assert await backend.observe() == {"s": TenantState.UNLOADED}
+        await fake.vanish()
+        await fake.start()
+        control.seen = Seen(Phase.UP, run="container b")
+        assert await backend.observe() == {"s": TenantState.LOADED}
+        await backend.load("s")
+        assert not fake.dead
+
+
+async def test_the_process_that_listens_at_the_address_tells_one_run_from_the_next(tmp_path: Path) -> None:
+    fake = OpenAi("m")
+    backend = server(fake)
+    runs: list[str | None] = []
+    for _ in range(2):
+        argv = [sys.executable, "-m", "http.server", str(fake.port), "--bind", "127.0.0.1"]
+        process = await asyncio.create_subprocess_exec(*argv, stdout=-3, stderr=-3)
+        async for _ in backend.looks():
+            if await backend.observe() == {"s": TenantState.LOADED} and backend.run() is not None:
+                break
+        runs.append(backend.run())
+        process.kill()
+        await process.wait()
+        await backend.observe()
+    assert None not in runs
+    assert len(set(runs)) == 2
+    await backend.close()
 
 
 async def test_a_release_that_was_cut_off_is_not_followed_by_what_the_server_would_die_of(tmp_path: Path) -> None:

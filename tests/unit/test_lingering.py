@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from typing import cast
 
 import pytest
 
@@ -22,8 +23,8 @@ def holder() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def tells(report: Report, pid: int) -> bool:
-    cards = report.data.get("cards")
-    return isinstance(cards, dict) and cards["gpu0"].get("lingering") == [f"pid {pid}"]
+    cards = cast("Mapping[str, Mapping[str, object]]", report.data.get("cards", {}))
+    return cards.get("gpu0", {}).get("lingering") == [f"pid {pid}"]
 
 
 async def test_it_is_told_of_by_the_next_run_and_no_more_once_it_is_gone(
