@@ -198,7 +198,7 @@ class Coordinator:
             case "wanted":
                 await self._decide(self._want(report))
             case "ahead":
-                await self._decide(lambda world: machine.on_gate_ahead(world, self._spec, report))
+                await self._decide(lambda world: rollback.on_gate_ahead(world, self._spec, report))
             case _:
                 await self._refused(report)
 
@@ -280,7 +280,7 @@ class Coordinator:
     async def _refused(self, report: Report) -> None:
         """An executor knows more of our orders than we (or a higher epoch): the store was rolled back. Go on above."""
         if "epoch" in report.data:
-            await self._decide(lambda world: machine.on_gate_refused(world, self._spec, report))
+            await self._decide(lambda world: rollback.on_gate_refused(world, self._spec, report))
             return
         mark = report.data.get("mark")
         if isinstance(mark, int):
@@ -291,7 +291,7 @@ class Coordinator:
             awaited = () if card.swap is None else card.swap.pending
             if not any((c.executor, c.token, c.n) == (report.executor, report.token, report.n) for c in awaited):
                 return None  # we have overtaken it ourselves
-            return machine.retoken(world, self._spec, card, world.next_token)
+            return rollback.retoken(world, self._spec, card, world.next_token)
 
         await self._decide(again)
 

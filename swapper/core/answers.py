@@ -113,12 +113,15 @@ def _drained(draft: Draft, command: Command, report: Report) -> None:
         return
     if configured is None or not configured.save:
         return
-    if report.data.get("gone"):
-        _lost(draft, command.tenant, _GONE)
+    before = draft.swap.conversations
+    others = tuple(c for c in before if c.tenant != command.tenant)
     keeping.learn(draft, command.tenant, report.data)
     slots = cast("Sequence[Mapping[str, int]]", report.data.get("slots", ()))
     found = () if report.data.get("gone") else saving.plan_saves(draft, command.tenant, slots)
-    draft.update(conversations=(*draft.swap.conversations, *found))
+    if not report.data.get("gone"):
+        draft.update(conversations=(*others, *found))
+    elif before == others:  # else it was saved, and let go by an order of before the store was put back
+        _lost(draft, command.tenant, _GONE)
     # What nobody knows nobody will ever be able to keep: that would hold the card up for ever.
     lost = [c for c in found if c.result is ProofResult.COLD and c.head and c.reason not in saving.NO_LOSS]
     if lost and configured.save_required:

@@ -18,7 +18,7 @@ from swapper.core.draft import Draft
 from swapper.core.policy import Choice
 from swapper.core.spec import Spec
 from swapper.core.steps import enter
-from swapper.core.types import ACTIVE, Card, Departed, Gate, Hold, Lease, LeaseState, Report, Step, Swap, World
+from swapper.core.types import ACTIVE, Card, Departed, Hold, Lease, LeaseState, Report, Step, Swap, World
 
 BEFORE_RELEASE = frozenset({Step.CLOSE, Step.DRAIN, Step.SAVE})
 
@@ -84,59 +84,6 @@ def on_report(world: World, spec: Spec, report: Report) -> Commit | None:
             take(draft, command, report)
             return draft.commit()
     return None
-
-
-def retoken(world: World, spec: Spec, card: Card, token: int) -> Commit | None:
-    """Send what is pending again under a higher token: the agent knew a mark the store had lost.
-
-    What was proved before a load may be so no more: whatever came onto the card since is forgotten.
-    """
-    if card.swap is None or token <= card.swap.token:
-        return None
-    draft = Draft(world, spec, card)
-    pending = card.swap.pending
-    draft.begin(replace(card.swap, token=token, pending=()))
-    if card.swap.stage is Step.LOAD:
-        enter(draft, Step.VACATE)
-        return draft.commit()
-    for command in pending:
-        draft.command(command.executor, command.verb, command.tenant, command.args)
-    return draft.commit()
-
-
-def on_gate_refused(world: World, spec: Spec, report: Report) -> Commit | None:
-    """A gateway obeys a higher epoch than ours (the store was rolled back): go above it and tell all of them again."""
-    card, epoch = world.cards.get(report.card), report.data.get("epoch")
-    if card is None or card.swap is None or not isinstance(epoch, int):
-        return None
-    refused = [c for c in card.swap.pending if (c.token, c.n, c.executor) == (report.token, report.n, report.executor)]
-    if not refused:
-        return None
-    (command,) = refused
-    assert command.tenant is not None
-    draft = Draft(world, spec, card)
-    same = [c for c in card.swap.pending if (c.verb, c.tenant) == (command.verb, command.tenant)]
-    draft.update(pending=tuple(c for c in card.swap.pending if c not in same))
-    raised = draft.gate(command.tenant, open_=command.verb == Step.OPEN, above=epoch)
-    draft.tell_gateways(command.verb, command.tenant, {**command.args, "epoch": raised})
-    return draft.commit()
-
-
-def on_gate_ahead(world: World, spec: Spec, report: Report) -> Commit | None:
-    """A gateway knows a higher epoch than ours (the store was rolled back): go above it, with the gate as it is."""
-    epoch, tenant = report.data.get("epoch"), report.tenant
-    configured = spec.tenants.get(tenant or "")
-    if tenant is None or configured is None or not isinstance(epoch, int):
-        return None
-    gate = world.gates.get(tenant, Gate(0, open=False))
-    if gate.epoch >= epoch:
-        return None
-    draft = Draft(world, spec, world.cards.get(configured.card) or Card(configured.card))
-    if gate.open:
-        draft.let_in(tenant, above=epoch)
-    else:
-        draft.order(Step.CLOSE, tenant, {"epoch": draft.gate(tenant, open_=False, above=epoch)})
-    return draft.commit()
 
 
 def resume(world: World, spec: Spec, card: Card) -> Commit | None:
@@ -316,10 +263,18 @@ def on_observed(world: World, spec: Spec, card: Card, states: Mapping[str, str],
         if within_reach >= min(card.fault.need_mib, plan.capacity(spec, card.name)):
             over = Alert(card.name, f"card {card.name} is free again", kind=AlertKind.FAULT, over=True)
             return Commit(cards=(replace(card, fault=None),), alerts=(over,))
-    strangers = tuple(
-        t for t, state in states.items() if state == "loaded" and t in spec.tenants and t not in card.residents
-    )
+    strangers = tuple(t for t, state in states.items() if t not in card.residents and _is_there(spec, card, t, state))
     return _adopt(world, spec, card, strangers) if strangers and not card.holds else None
+
+
+def _is_there(spec: Spec, card: Card, tenant: str, state: str) -> bool:
+    """Whether it serves, though no swap brought it; at a fault also what was begun and may never come up.
+
+    As a resident it can be sent away: else it keeps its card at fault, and nobody but us would end it.
+    """
+    configured = spec.tenants.get(tenant)
+    begun = state == "loading" and card.fault is not None
+    return configured is not None and (state == "loaded" or (begun and not configured.serves_models))
 
 
 def _lose(world: World, spec: Spec, card: Card, lost: tuple[str, ...]) -> Commit:
@@ -353,14 +308,11 @@ def _adopt(world: World, spec: Spec, card: Card, strangers: tuple[str, ...]) -> 
 
 
 __all__ = [
-    "on_gate_ahead",
-    "on_gate_refused",
     "on_hello",
     "on_observed",
     "on_report",
     "on_time",
     "overdue_in_queue",
     "resume",
-    "retoken",
     "start",
 ]

@@ -25,7 +25,8 @@ from swapper.core.types import Card, Command, Report, Step, Swap, World
 TALKS = "talks"
 """The verb of a gateway that asks which conversations it knows in the server: data `talks`. Its gate stays as it is."""
 SAVED = "saved"
-"""The word to the gateways about a conversation that was saved and is still in the server: `snapshot`, `id`, `ms`."""
+"""The word to the gateways about a conversation that was saved and is still in the server: `snapshot`, `id`, `ms`, and
+`replaces`: the snapshot it came back from, which is gone now."""
 PASSED = "passed"
 """The word to the gateways about conversations that cannot be saved as they are, in no slot or without text: `ids`."""
 ASK_MS = 500
@@ -174,7 +175,8 @@ def _saved(draft: Draft, report: Report) -> None:
     (line,) = draft.swap.conversations
     line = replace(line, saved=True, bytes=cast("int", report.data.get("bytes", 0)))
     draft.conversations.append(line)
-    draft.order(SAVED, line.tenant, {"snapshot": line.snapshot, "id": line.head, "ms": draft.now})
+    said = {"snapshot": line.snapshot, "id": line.head, "ms": draft.now, "replaces": line.replaces or ""}
+    draft.order(SAVED, line.tenant, said)
     _end(draft, SPACE_MS)
 
 

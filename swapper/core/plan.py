@@ -98,11 +98,12 @@ def _evictable(spec: Spec, tenant: str) -> int:
 def vacate_need(spec: Spec, card: Card, swap: Swap) -> int:
     """MiB that must be seen free before the swap may go on: what comes, plus what partial leases were promised.
 
-    More than any card has while nobody knows how much this one has.
+    All of it for who comes by a whole lease, also where it comes back into one. More than any card has while nobody
+    knows how much this one has.
     """
     if not spec.cards[card.name].total_mib:
         return UNKNOWN_MIB
-    if swap.grants and card.whole is not None:
+    if card.whole is not None and (swap.grants or card.whole.tenant in swap.to):
         return capacity(spec, card.name)
     return needs(spec, swap.to) + held(card)
 

@@ -135,12 +135,22 @@ def _in_slot(tenant: str, use: Mapping[str, int], talk: Conversation | None, kee
 
 
 def newest(talks: Iterable[Conversation]) -> list[Conversation]:
-    """Each conversation once, as whoever used it last knows it, the most recent first; no older state of another."""
+    """Each conversation once, as whoever used it last knows it, the most recent first; no older state of another.
+
+    Of what came back from one snapshot the one used last replaces it. The others have it no more; one of them of which
+    nothing was asked since, and that nobody can send again, is an older state, too.
+    """
     found: dict[str, Conversation] = {}
     for talk in sorted(talks, key=lambda c: (c.used_ms, c.gateway is not None)):
         found[talk.head] = talk
     older = {link for talk in found.values() for link in talk.links if link != talk.head}
-    return sorted((c for c in found.values() if c.head not in older), key=lambda c: -c.used_ms)
+    left: list[Conversation] = []
+    for talk in sorted((c for c in found.values() if c.head not in older), key=lambda c: -c.used_ms):
+        if talk.replaces is None or talk.replaces not in {c.replaces for c in left}:
+            left.append(talk)
+        elif talk.gateway is not None or not talk.restored:
+            left.append(replace(talk, replaces=None))
+    return left
 
 
 def in_slots(slots: Slots, talks: Sequence[Conversation]) -> Mapping[int, Conversation]:

@@ -138,7 +138,8 @@ class Talks:
     def saved(self, tenant: str, args: Mapping[str, object]) -> None:
         """A conversation was saved beside the calls, and is in the server all the same."""
         ms = args.get("ms")
-        self.index.saved(tenant, str(args.get("id")), str(args.get("snapshot")), ms if isinstance(ms, int) else 0)
+        name, snapshot = str(args.get("id")), str(args.get("snapshot"))
+        self.index.saved(tenant, name, snapshot, ms if isinstance(ms, int) else 0, str(args.get("replaces") or ""))
 
     def tap(self, path: str, *, sse: bool) -> Tail:
         """Something that watches an answer pass."""

@@ -205,13 +205,21 @@ class Index:
             there = replace(talk, place=Place.DISK, snapshot=one.snapshot, slot=None, reason="", restored=False)
             self._set(tenant, there)
 
-    def saved(self, tenant: str, name: str, snapshot: str, saved_ms: int) -> None:
-        """It was saved and stays in the server; what became of it meanwhile has this as its newest snapshot."""
+    def saved(self, tenant: str, name: str, snapshot: str, saved_ms: int, replaces: str = "") -> None:
+        """It was saved and stays in the server; what became of it meanwhile has this as its newest snapshot.
+
+        `replaces`, its one before, is gone: who else has that is an older state, where nothing was asked of it since.
+        """
         there = self.conversations(tenant)
         went_on = [talk for talk in there if name in (link.hex() for link in talk.links.newest(ATTACHED_LINKS))]
         talk = self.conversation(tenant, name) or max(went_on, key=lambda talk: talk.used_ms, default=None)
         if talk is not None and talk.place is Place.SERVER:
             self._set(tenant, replace(talk, origin=snapshot, saved_ms=saved_ms, saved=talk.id == name))
+        for older in self.conversations(tenant):
+            if replaces and older.origin == replaces and older.place is Place.SERVER:
+                self._set(tenant, replace(older, origin=""))
+                if older.restored and older.request is None:
+                    self._drop(tenant, older.id)
 
     def passed(self, tenant: str, names: Iterable[str]) -> None:
         """These cannot be saved as they are, until they are used again."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from swapper.core import machine, plan, turn
+from swapper.core import machine, plan, rollback, turn
 from swapper.core.apply import apply
 from swapper.core.commit import Commit, Committed
 from swapper.core.spec import Spec
@@ -146,7 +146,7 @@ class Rig:
             return
         self.settle()
         if "epoch" in report.data:
-            self.write(lambda world: machine.on_gate_refused(world, self.spec, report))
+            self.write(lambda world: rollback.on_gate_refused(world, self.spec, report))
         elif isinstance(mark := report.data.get("mark"), int):
             self.library.raise_token(mark)
             self._highest = max(self._highest, mark)
@@ -156,7 +156,7 @@ class Rig:
     def _retoken(self, world: World, report: Report) -> Commit | None:
         card = turn.card_of(world, report.card)
         overtaken = card.swap is not None and card.swap.token == report.token
-        return machine.retoken(world, self.spec, card, world.next_token) if overtaken else None
+        return rollback.retoken(world, self.spec, card, world.next_token) if overtaken else None
 
     def look(self) -> turn.Seen:
         """What the agent sees now, to be told at once or later."""

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from swapper.core.conversations import Conversation, ProofResult
 from swapper.core.jobs import Job, JobState
-from swapper.core.types import ACTIVE, Card, Fault, Lease, LeaseState, Report, Step, StepOutcome, Swap
+from swapper.core.types import ACTIVE, Card, Fault, Lease, LeaseState, Report, StepOutcome, Swap
 from swapper.store import codec
 from swapper.store.memory_library import Library
 from swapper.store.memory_streams import written
 from swapper.store.protocol import StoredEvent
 from tests.sim.jobs import Work
+from tests.sim.leaving import Unload, releases
 from tests.sim.plan import CardPlan
 from tests.sim.seen import Fold, Limits, Pair, Seen
 from tests.sim.whose import Heads
@@ -193,6 +194,9 @@ class Check:
     def _card(self, card: Card) -> None:
         before = self.fold.cards.get(card.name)
         self.fold.cards[card.name] = card
+        for order, swap in releases(card).items():
+            given = self.seen.ordered.setdefault(order, [])
+            given += [swap] if swap not in given[-1:] else []
         if before is None or (before.phase, before.residents) != (card.phase, card.residents):
             self._say(f"  {card.name} {card.phase} residents={','.join(card.residents)} v{card.version}")
         fault, was = card.fault, None if before is None else before.fault
@@ -330,35 +334,14 @@ class Check:
             self.fail(f"{verb} {tenant or card} {pair} carried out after {newest} (S2)")
         self.seen.begun[card, tenant] = max(pair, newest)
 
-    def unloading(
-        self,
-        card: str,
-        tenant: str,
-        in_flight: Mapping[str, int],
-        used: Mapping[int, int],
-        read: Callable[[str], str | None],
-    ) -> None:
-        """The router is told to unload a tenant.
-
-        `in_flight`: calls at live gateways, `used`: slot -> tokens, `read`: whose talk is in a snapshot, None: no file.
-        """
-        swap = self.fold.cards[card].swap if card in self.fold.cards else None
-        busy = {name: count for name, count in in_flight.items() if count}
-        # One that was fenced out before may wake and send what it held.
-        known = busy if swap is None else busy.keys() & {*swap.told}
-        if known and (swap is None or swap.forced_ms is None):
-            self.fail(f"{tenant} is unloaded with calls in flight at {busy} (S4)")
-        if swap is None or tenant not in swap.from_ or busy:
-            return
-        lines = [talk for talk in swap.conversations if talk.tenant == tenant]
-        if swap.stage is Step.RELEASE and (wrong := self.heads.wrongly_saved(lines, read)) is not None:
-            self.fail(f"{tenant} is unloaded, and {wrong} (N3)")
-        if any(talk.slot < 0 and not talk.snapshot and talk.reason for talk in lines):
-            return  # a line for all that nobody can name
-        told = [talk.slot for talk in lines if talk.saved or talk.reason]
-        untold = [slot for slot in used if slot not in told]
-        if untold and len(told) < len(used):  # a recall may have brought a conversation into another slot
-            self.fail(f"{tenant} is unloaded with slots {untold} neither saved nor stated (N3)")
+    def unloading(self, card: str, unload: Unload) -> None:
+        """The router is told to unload a tenant."""
+        tenant = unload.tenant
+        order = (card, tenant, self.seen.begun.get((card, tenant), (0, 0)))
+        now = self.fold.cards[card].swap if card in self.fold.cards else None
+        found = [unload.wrong(swap, self.heads) for swap in self.seen.ordered.get(order, [now])]
+        if None not in found:
+            self.fail(str(found[-1]))
 
     def restored(self, model: str, slot: int) -> None:
         """A slot has a conversation again: what was reused before proves no more than is being told just now."""

@@ -19,6 +19,7 @@ from swapper.core.jobs import Job
 from swapper.core.types import Command, Report
 from swapper.store.memory import MemoryStore
 from swapper.store.memory_library import Library
+from tests.sim.leaving import Unload
 from tests.sim.whose import whose
 from tests.support.fake_asked import Asked
 from tests.support.fake_child import FakeChild, Pace
@@ -169,7 +170,8 @@ class WatchedRouter(FakeRouter):
                 if slot.tokens and not slot.restored and not _ours(child, slot.id)
             }
             model = child.model
-            self._checked.unloading(self.card, tenant, self._in_flight(tenant), used, lambda f: self._talk_in(model, f))
+            unload = Unload(tenant, self._in_flight(tenant), used, lambda name: self._talk_in(model, name))
+            self._checked.unloading(self.card, unload)
         self._tell(f"    router of {self.card} unloads {name}")
         return super()._unload(name)
 

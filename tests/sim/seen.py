@@ -11,6 +11,8 @@ from swapper.core.types import Card, Lease, Swap
 from swapper.store.memory_streams import NOTHING, Id
 
 Pair = tuple[int, int]
+Order = tuple[str, str, Pair]
+"""Card, tenant, (token, n)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,8 @@ class Seen:
     slot, (model, slot) -> (cached tokens, whose answer it was) since the last restore. `highest`: the highest token
     granted on a card, and the lease it went to. `came`: when somebody took VRAM unasked, `proved`: when the last
     look at a card began that proved it free. `granted`, `ended`, `drains`: when a lease was granted or ended, a swap
-    began or ended calls; by a clock that nobody steps.
+    began or ended calls; by a clock that nobody steps. `ordered`: the swaps that ordered a release (a store that is
+    rolled back may give out a pair twice).
     """
 
     tainted: set[str] = field(default_factory=set[str])
@@ -66,4 +69,5 @@ class Seen:
     granted: dict[str, int] = field(default_factory=dict[str, int])
     ended: dict[str, int] = field(default_factory=dict[str, int])
     drains: dict[str, int] = field(default_factory=dict[str, int])
+    ordered: dict[Order, list[Swap]] = field(default_factory=dict[Order, list[Swap]])
     rollbacks: int = 0

@@ -8,6 +8,7 @@ import pytest
 
 from swapper.core import machine
 from swapper.core.explain import explain_lease
+from swapper.core.spec import TenantSpec
 from swapper.core.types import LeaseState
 from tests.support.play import GIB, MED, SMALL, Play, spec, tenant
 
@@ -213,3 +214,62 @@ def test_after_a_lease_that_expired_its_own_release_is_the_proof_and_no_grace_is
     assert (found.swap.from_, found.swap.to) == ((RENDER,), (MED,))
     found.run()
     assert found.card.residents == (MED,)
+
+
+@pytest.mark.parametrize(("part", "mib"), [(False, 24 * GIB), (True, 6 * GIB)])
+def test_one_that_was_lost_comes_back_into_its_lease_once_that_much_is_proved_free(part: bool, mib: int) -> None:
+    found = rendering(part=part)
+    assert found.observe({RENDER: "unloaded"})
+    found.decide()
+    assert found.swap.to == (RENDER,)
+    assert found.pending("vacate").args["need_mib"] == mib
+
+
+def at_fault_by(other: TenantSpec) -> Play:
+    """Its engine began `other` inside a whole lease, and it never comes up: the next whole lease found no room."""
+    found = Play(spec(tenant("med", default=True), other))
+    for name in "ab":
+        found.enqueue(name)
+    found.decide()
+    found.run()
+    found.observe({MED: "unloaded", other.id: "loading"})
+    found.end("a")
+    found.decide()
+    found.answer(found.pending("vacate"), ok=False, holders=["render run 1"], free_mib=18 * GIB)
+    assert found.card.fault is not None
+    return found
+
+
+@pytest.mark.parametrize("other", [PART, tenant("render", 6 * GIB)], ids=["there by lease", "kind none"])
+def test_what_its_engine_began_and_never_comes_up_is_sent_away_from_a_card_at_fault(other: TenantSpec) -> None:
+    found = at_fault_by(replace(other, serves_models=False))
+    found.decide()
+    found.run()
+    assert found.card.residents == (MED,)
+    found.enqueue("c")
+    seen = {MED: "loaded", RENDER: "loading"}
+    while found.observe(seen, free_mib=10 * GIB):
+        pass
+    assert found.card.residents == (MED, RENDER)
+    found.decide()
+    assert RENDER in found.swap.from_
+    found.run()
+    found.observe({MED: "loaded"}, free_mib=16 * GIB)
+    found.decide()
+    found.run()
+    assert found.lease("c").state is LeaseState.GRANTED
+
+
+def test_a_model_that_somebody_else_loads_is_no_resident_before_it_is_there() -> None:
+    """Its gate would be opened for calls."""
+    found = at_fault_by(tenant("render", 6 * GIB))
+    found.decide()
+    found.run()
+    found.observe({MED: "loaded", RENDER: "loading"}, free_mib=10 * GIB)
+    assert RENDER not in found.card.residents
+
+
+def test_what_is_begun_on_a_card_that_is_not_at_fault_is_left_to_come_up() -> None:
+    found = play(MED)
+    found.spec = spec(tenant("med", default=True), replace(PART, serves_models=False))
+    assert not found.observe({MED: "loaded", RENDER: "loading"}, free_mib=10 * GIB)

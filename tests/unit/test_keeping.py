@@ -136,6 +136,19 @@ def test_an_older_state_of_a_conversation_that_another_gateway_knows_is_not_save
     assert [c.head for c in play.swap.conversations] == [B]
 
 
+def test_what_came_from_a_snapshot_that_another_has_gone_on_from_is_not_said_to_be_as_it_was_saved_before() -> None:
+    """The save of the one that has gone on replaces that file."""
+    grown = talk(B, 900, 2, snapshot="old.kv")
+    untouched = talk(A, 800, 1, recallable=False, snapshot="old.kv", restored=True)
+    play = leaving([untouched, grown], [])
+    save_all(play)
+    assert [c.head for c in play.swap.conversations] == [B]
+    used = {**untouched, "restored": False}
+    play = leaving([used, grown], [])
+    save_all(play)
+    assert (lines(play)[A].saved, lines(play)[A].result) == (False, ProofResult.COLD)
+
+
 @pytest.mark.parametrize("slot", [1, None])
 def test_what_was_restored_is_not_where_something_ran_since_though_as_many_tokens_are_there(slot: int | None) -> None:
     restored = talk(A, 1500, 2, slot=slot, snapshot="old.kv", restored=True)

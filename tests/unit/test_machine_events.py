@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from swapper.core import clock, machine, reuse
+from swapper.core import clock, machine, reuse, rollback
 from swapper.core.conversations import ProofResult
 from swapper.core.types import Gate, LeaseState, Report, Step, StepOutcome
 from tests.support.play import GIB, MED, SLOTS, SMALL, Play, granted, offers, spec, tenant
@@ -160,7 +160,7 @@ def test_after_a_rolled_back_store_the_pending_commands_go_out_under_a_higher_to
     play.enqueue("a")
     play.decide()
     before = play.swap.pending
-    commit = machine.retoken(play.world, play.spec, play.card, 500)
+    commit = rollback.retoken(play.world, play.spec, play.card, 500)
     assert commit is not None
     play.apply(commit)
     assert [c.verb for c in play.swap.pending] == [c.verb for c in before]
@@ -275,12 +275,12 @@ def test_a_gateway_that_knows_a_higher_epoch_gets_the_gate_as_it_is_above_that(o
     play = Play(spec(tenant("med")), MED)
     play.world = replace(play.world, gates={MED: Gate(3, open=open_)})
     ahead = Report("gateway:g1", "", MED, 0, 0, "ahead", "ok", data={"epoch": 7})
-    commit = machine.on_gate_ahead(play.world, play.spec, ahead)
+    commit = rollback.on_gate_ahead(play.world, play.spec, ahead)
     assert commit is not None
     assert commit.gates == {MED: Gate(8, open=open_)}
     assert [(c.executor, c.verb, c.token, c.args["epoch"]) for c in commit.commands] == [("gateway:g1", verb, 0, 8)]
     play.apply(commit)
-    assert machine.on_gate_ahead(play.world, play.spec, ahead) is None, "said twice"
+    assert rollback.on_gate_ahead(play.world, play.spec, ahead) is None, "said twice"
 
 
 def test_a_load_that_goes_out_again_under_a_higher_token_is_preceded_by_a_new_proof() -> None:
@@ -288,7 +288,7 @@ def test_a_load_that_goes_out_again_under_a_higher_token_is_preceded_by_a_new_pr
     play = Play(spec(tenant("med", default=True)))
     play.decide()
     play.run(until="load")
-    commit = machine.retoken(play.world, play.spec, play.card, play.swap.token + 100)
+    commit = rollback.retoken(play.world, play.spec, play.card, play.swap.token + 100)
     assert commit is not None
     play.apply(commit)
     assert [(c.verb, c.token, c.args["need_mib"]) for c in play.swap.pending] == [("vacate", play.swap.token, 8 * GIB)]

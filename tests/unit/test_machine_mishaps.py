@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from swapper.core import machine
+from swapper.core import rollback
 from swapper.core.conversations import ProofResult
 from swapper.core.explain import explain_lease
 from swapper.core.types import Gate, LeaseState, Report
@@ -171,7 +171,7 @@ def test_a_gateway_that_knows_a_higher_epoch_is_told_again_above_it() -> None:
     play.decide()
     close = play.pending("close", "gateway:g1")
     refused = Report(close.executor, "gpu0", MED, close.token, close.n, "close", "refused", data={"epoch": 7})
-    commit = machine.on_gate_refused(play.world, play.spec, refused)
+    commit = rollback.on_gate_refused(play.world, play.spec, refused)
     assert commit is not None
     play.apply(commit)
     assert play.world.gates[MED] == Gate(8, open=False)

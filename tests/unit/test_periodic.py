@@ -97,6 +97,16 @@ def test_the_gateways_are_asked_then_the_server_then_the_slot_is_saved_under_its
     assert play.log == {}  # it moves nobody, so it is not among the swaps
 
 
+def test_the_gateways_hear_which_snapshot_was_replaced() -> None:
+    play = Clocked()
+    play.start()
+    play.asked(FIRST)
+    play.answer(play.pending("drain"), **BY_SLOTS)
+    play.answer(play.pending("save"), tokens=50, bytes=7)
+    (word,) = words(play)
+    assert word.args["replaces"] == "old.kv"
+
+
 def test_one_conversation_is_saved_at_a_time_and_the_next_a_little_later() -> None:
     play = Clocked()
     play.start()

@@ -46,6 +46,31 @@ def test_one_that_went_on_while_it_was_saved_has_the_snapshot_and_is_not_untouch
     assert (one(index).id, one(index).snapshot, one(index).restored) == (chat("abcde").id, "p1.kv", False)
 
 
+def came_back(index: Index, letters: str, snapshot: str) -> None:
+    """Restored from disk, of what another gateway saw."""
+    told = chat(letters).id
+    index.stored(TENANT, Kept(snapshot, told, (told,), 40))
+    index.placed(TENANT, told, 0)
+
+
+def test_what_another_gateway_has_gone_on_from_and_saved_is_no_conversation_any_more() -> None:
+    index = Index()
+    came_back(index, "abc", "p1.kv")
+    index.saved(TENANT, chat("xyz").id, "p2.kv", 50, "other.kv")
+    assert one(index).snapshot == "p1.kv"
+    index.saved(TENANT, chat("xyz").id, "p2.kv", 50, "p1.kv")
+    assert index.talks(TENANT) == ()
+
+
+def test_one_whose_text_is_kept_stays_and_has_no_snapshot_any_more() -> None:
+    index = Index()
+    came_back(index, "abc", "p1.kv")
+    answer(index, "abcde", at=60)
+    assert one(index).snapshot == "p1.kv"
+    index.saved(TENANT, chat("xyz").id, "p2.kv", 50, "p1.kv")
+    assert (one(index).id, one(index).snapshot) == (chat("abcde").id, "")
+
+
 def test_one_that_branched_off_has_a_snapshot_of_its_own() -> None:
     index = Index()
     answer(index, "abcde", at=1)
