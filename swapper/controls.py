@@ -19,15 +19,20 @@ from workers.control.systemd import SystemdControl
 
 
 def control_of(name: str, entry: TenantEntry, config: Config, env: Mapping[str, str] | None = None) -> Control:
-    """What starts and stops a configured server. It finds a server that another process started, too."""
+    """What starts and stops a configured server. It finds a server that another process started, too.
+
+    It has the tenant's own grace, whatever the kind that has it stopped.
+    """
+    grace_ms = entry.grace_ms
     match entry.control:
         case "command":
-            return CommandControl(name, entry.command, config.state_dir / "servers" / name, env, config.folder)
+            folder = config.state_dir / "servers" / name
+            return CommandControl(name, entry.command, folder, env, config.folder, grace_ms=grace_ms)
         case "docker":
-            return DockerControl(name, cast("str", entry.container))
+            return DockerControl(name, cast("str", entry.container), grace_ms=grace_ms)
         case "kubernetes":
-            return KubernetesControl(name, cast("str", entry.deployment), entry.namespace)
+            return KubernetesControl(name, cast("str", entry.deployment), entry.namespace, grace_ms=grace_ms)
         case "systemd":
-            return SystemdControl(name, cast("str", entry.unit), user=entry.user)
+            return SystemdControl(name, cast("str", entry.unit), user=entry.user, grace_ms=grace_ms)
         case _:
             return AttachControl(name)

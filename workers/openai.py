@@ -24,7 +24,6 @@ from workers.llama.why import reasons
 from workers.smallest import smallest_call
 
 _LOG_LINES = 400
-_STOP_MS = 10_000
 _LISTS_NOTHING = frozenset({404, 405, 501})
 _LOADING = 503
 
@@ -203,7 +202,7 @@ class OpenAiServer(Kind):
                 if self._ours:
                     with suppress(BackendError):  # it is ended all the same
                         await self._drained(tenant, limit_ms // 2, self._count)
-                await self._end(round(max(0.0, deadline - loop.time()) * 1000))
+                await self._end()
                 return self._notes()
             try:
                 await self._drained(tenant, limit_ms // 2, self._count)
@@ -212,16 +211,16 @@ class OpenAiServer(Kind):
             except BackendError as error:
                 if not self._ours:
                     raise
-                await self._end(HUNG_STOP_MS)
+                await self._end()
                 return f"it was ended, since it could not be put to rest: {error}"
             return None
         finally:
             self._pulse()
 
-    async def _end(self, grace_ms: int) -> None:
+    async def _end(self) -> None:
         await self._http.fence()
         self._stopped = True
-        await self._control.stop(grace_ms)
+        await self._control.stop()
         with suppress(BackendDown):
             try:
                 await self._listed()
@@ -260,7 +259,7 @@ class OpenAiServer(Kind):
         except BackendError:
             if self._ours and before is not TenantState.LOADED:  # left there, it would be taken for one that answers
                 with suppress(BackendError):
-                    await self._control.stop(_STOP_MS)
+                    await self._control.stop()
             elif slept and self._engine is not None:  # awake in part it has VRAM, and says that it sleeps
                 with suppress(BackendError):
                     await self._engine.rest(self._limits.settle_s)

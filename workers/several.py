@@ -118,7 +118,7 @@ class Several(Kind, ABC):
                 text = f"{self._who} still has {name} loaded {limit_ms / 1000:g} s after its unload"
                 raise BackendError(f"{text}: restart it there (swapper does not control it)")
             await self._http.fence()
-            await self._control.restart(HUNG_STOP_MS)
+            await self._control.restart()
             if not await self._gone_by(name, loop.time() + self._limits.start_s):
                 raise BackendError(f"{self._who} was started anew and has {name} loaded again: somebody else calls it")
             said = (

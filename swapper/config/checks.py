@@ -24,7 +24,6 @@ LATER = "is not supported by this version"
 
 Said = tuple[Loc, str]
 
-_PATIENCE = "this version stops every server with the same patience"
 _ORDER = "this version orders by class and then by arrival"
 _KEPT = {
     "overhead": _ORDER,
@@ -293,8 +292,8 @@ def _notices(document: Document, source: Source) -> Iterator[Said]:
         card = document.cards.get(entry.card)
         yield from kinds.notices(entry, source.data["tenants"][name], ("tenants", name), card)
         yield from comfyui.notices(document, entry, ("tenants", name))
-        if entry.kind not in (ON_OFF, comfyui.KIND) and "grace" in source.data["tenants"][name]:
-            yield ("tenants", name, "grace"), f"is read, but {_PATIENCE}; leave it out"
+        if entry.control == "attach" and "grace" in source.data["tenants"][name]:
+            yield ("tenants", name, "grace"), "is read, but with control: attach swapper stops nothing; leave it out"
 
 
 def _defaults(document: Document) -> Iterator[Said]:

@@ -56,7 +56,7 @@ class OurLog:
     def log_path(self) -> Path:
         return self._folder / "llama-server.log"
 
-    async def restart(self, grace_ms: int = 0) -> None: ...
+    async def restart(self, grace_ms: int | None = None) -> None: ...
 
 
 @pytest.fixture(scope="session")

@@ -165,12 +165,12 @@ class BoxControl:
         """Start it, if it does not run."""
         await self._order(self._box.start)
 
-    async def stop(self, grace_ms: int = 10_000) -> None:
+    async def stop(self, grace_ms: int | None = None) -> None:
         """Have it stopped."""
         del grace_ms
         await self._order(self._box.stop)
 
-    async def restart(self, grace_ms: int = 10_000) -> None:
+    async def restart(self, grace_ms: int | None = None) -> None:
         """End it and start it."""
         await self.stop(grace_ms)
         await self.ensure()

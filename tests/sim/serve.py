@@ -298,7 +298,7 @@ class _Control:
     def log_path(self) -> None:
         """It is in memory."""
 
-    async def restart(self, grace_ms: int = 10_000) -> None:
+    async def restart(self, grace_ms: int | None = None) -> None:
         """End it and start it again."""
         del grace_ms
         self._router.die()

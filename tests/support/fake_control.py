@@ -36,12 +36,12 @@ class FakeControl:
         if self.obeys:
             self.show(Seen(self.comes_up_as, run="1"))
 
-    async def stop(self, grace_ms: int = 10_000) -> None:
+    async def stop(self, grace_ms: int | None = None) -> None:
         self.orders.append(f"stop {grace_ms}")
         if self.obeys:
             self.show(Seen(Phase.GONE))
 
-    async def restart(self, grace_ms: int = 10_000) -> None:
+    async def restart(self, grace_ms: int | None = None) -> None:
         await self.stop(grace_ms)
         await self.ensure()
 

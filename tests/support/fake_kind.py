@@ -179,12 +179,12 @@ class Starter:
             raise BackendError("it cannot be started")
         await self._fake.start()
 
-    async def stop(self, grace_ms: int = 10_000) -> None:
+    async def stop(self, grace_ms: int | None = None) -> None:
         self.orders.append("stop")
         self._fake.hangs = False
         await self._fake.vanish()
 
-    async def restart(self, grace_ms: int = 10_000) -> None:
+    async def restart(self, grace_ms: int | None = None) -> None:
         self.orders.append("restart")
         self._fake.hangs = False
         await self._fake.vanish()

@@ -109,7 +109,7 @@ async def test_a_folder_without_a_lock_is_nobodys_business(tmp_path: Path) -> No
 async def test_a_process_that_hangs_does_not_keep_the_next_demo_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
     folder, _, _ = await asyncio.to_thread(_killed_demo, "alone")
 
-    async def hangs(self: CommandControl, grace_ms: int = 0) -> None:
+    async def hangs(self: CommandControl, grace_ms: int | None = None) -> None:
         raise BackendError("it does not end")
 
     with monkeypatch.context() as patch:

@@ -168,8 +168,8 @@ class Controlled:
     async def ensure(self) -> None:
         self.ensured += 1
 
-    async def stop(self, grace_ms: int = 0) -> None: ...
-    async def restart(self, grace_ms: int = 0) -> None:
+    async def stop(self, grace_ms: int | None = None) -> None: ...
+    async def restart(self, grace_ms: int | None = None) -> None:
         del grace_ms
         self.restarts += 1
 

@@ -38,5 +38,5 @@ async def test_what_was_remarkable_about_its_end_is_told(tmp_path: Path) -> None
     control.note = "it was killed after 30 s"
     backend = LlamaServer(f"http://127.0.0.1:{free_port()}", tenant="chat", control=control, state_dir=tmp_path)
     assert await backend.release("chat", limit_ms=30_000) == "it was killed after 30 s"
-    assert control.orders == ["stop 30000"]
+    assert control.orders == ["stop None"], "with its own grace"
     await backend.close()

@@ -66,18 +66,25 @@ class Seen:
     came_back: bool = False
 
 
+GRACE_MS = 10_000
+"""The grace of a control that was given none."""
+
+
 class Control(Protocol):
-    """What starts and stops one configured server. Raises BackendError with a sentence where it cannot."""
+    """What starts and stops one configured server. Raises BackendError with a sentence where it cannot.
+
+    Its maker gives it the server's own grace; a `grace_ms` of an order takes the place of that.
+    """
 
     async def ensure(self) -> None:
         """Adopt the living process, else start one; with nothing to start, do nothing."""
         ...
 
-    async def stop(self, grace_ms: int = 10_000) -> None:
-        """End it and all its children: TERM, after `grace_ms` KILL. Returns once they are gone."""
+    async def stop(self, grace_ms: int | None = None) -> None:
+        """End it and all its children: TERM, after its grace KILL. Returns once they are gone."""
         ...
 
-    async def restart(self, grace_ms: int = 10_000) -> None:
+    async def restart(self, grace_ms: int | None = None) -> None:
         """End it, as `stop` does, and start it anew."""
         ...
 

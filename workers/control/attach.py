@@ -20,11 +20,12 @@ class AttachControl:
     async def ensure(self) -> None:
         """Nothing to start."""
 
-    async def stop(self, grace_ms: int = 10_000) -> None:
+    async def stop(self, grace_ms: int | None = None) -> None:
         """Raises BackendRefused: it is not ours to stop."""
-        raise BackendRefused(f"{self._name} is attached: stop it where it was started (grace would be {grace_ms} ms)")
+        del grace_ms
+        raise BackendRefused(f"{self._name} is attached: stop it where it was started")
 
-    async def restart(self, grace_ms: int = 10_000) -> None:
+    async def restart(self, grace_ms: int | None = None) -> None:
         """Raises BackendRefused: it is not ours to stop."""
         del grace_ms
         raise BackendRefused(f"{self._name} is attached: restart it where it was started")

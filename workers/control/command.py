@@ -24,11 +24,10 @@ from typing import cast
 import psutil
 
 from swapper.errors import BackendDown, BackendError, BackendRefused
-from workers.control import ExitStatus, launcher
+from workers.control import GRACE_MS, ExitStatus, launcher
 
 START_S = 30.0
 """How long the launcher may take to answer (it waits for the disk and for another starter)."""
-STOP_MS = 10_000
 KILL_S = 10.0
 """How long a killed process may take to vanish."""
 
@@ -60,8 +59,11 @@ class CommandControl:
         folder: Path,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
+        *,
+        grace_ms: int = GRACE_MS,
     ) -> None:
         self._name = name
+        self._grace_ms = grace_ms
         self._argv = tuple(argv)
         self._folder = folder.absolute()
         self._env = dict(env or {})
@@ -73,18 +75,18 @@ class CommandControl:
         async with self._lock:
             await self._ensure()
 
-    async def stop(self, grace_ms: int = STOP_MS) -> None:
-        """TERM to the process group, after `grace_ms` KILL to all of the session; returns once all are gone.
+    async def stop(self, grace_ms: int | None = None) -> None:
+        """TERM to the process group, after its grace KILL to all of the session; returns once all are gone.
 
         Raises BackendError when a process survives KILL (it hangs in the kernel).
         """
         async with self._lock:
-            await self._stop(grace_ms)
+            await self._stop(self._grace_ms if grace_ms is None else grace_ms)
 
-    async def restart(self, grace_ms: int = STOP_MS) -> None:
+    async def restart(self, grace_ms: int | None = None) -> None:
         """End it and start it anew."""
         async with self._lock:
-            await self._stop(grace_ms)
+            await self._stop(self._grace_ms if grace_ms is None else grace_ms)
             await self._ensure()
 
     def alive(self) -> bool | None:

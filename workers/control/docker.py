@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from swapper.errors import BackendDown, BackendError, BackendRefused
-from workers.control import ExitStatus, Phase, Seen, launcher
+from workers.control import GRACE_MS, ExitStatus, Phase, Seen, launcher
 from workers.control.container import Container, time_s
 from workers.control.engine import Engine
 from workers.control.pulse import Pulse
@@ -36,8 +36,9 @@ _NEXT_S = 1e-6
 class DockerControl:
     """The container of the server `name`: by its name, its id, or as `PROJECT/SERVICE` of Compose."""
 
-    def __init__(self, name: str, container: str, engine: Engine | None = None) -> None:
+    def __init__(self, name: str, container: str, engine: Engine | None = None, *, grace_ms: int = GRACE_MS) -> None:
         self._name = name
+        self._grace_ms = grace_ms
         self._container = container
         self._engine = engine or Engine()
         self._pulse = Pulse()
@@ -84,13 +85,14 @@ class DockerControl:
             return None
         return time_s(line.split(b" ", 1)[0].decode(errors="replace")) + _NEXT_S
 
-    async def stop(self, grace_ms: int = 10_000) -> None:
-        """Stop it, by KILL after `grace_ms` or its own longer time; returns once its process is gone."""
+    async def stop(self, grace_ms: int | None = None) -> None:
+        """Stop it, by KILL after its grace or the container's own longer time; returns once its process is gone."""
         async with self._acting:
             self._note = None
             found = await self._find()
             if found is not None and found.running:
-                await self._stop(found, max(math.ceil(grace_ms / 1000), found.stop_timeout_s))
+                grace_s = math.ceil((self._grace_ms if grace_ms is None else grace_ms) / 1000)
+                await self._stop(found, max(grace_s, found.stop_timeout_s))
             self._stopped_at = self._engine.losses
         self._pulse.beat()
 
@@ -128,7 +130,7 @@ class DockerControl:
         assert found.process is not None
         raise BackendError(f"{found.name} was stopped, and its process {found.process[0]} hangs in the kernel")
 
-    async def restart(self, grace_ms: int = 10_000) -> None:
+    async def restart(self, grace_ms: int | None = None) -> None:
         """Stop it and start it again."""
         await self.stop(grace_ms)
         await self.ensure()

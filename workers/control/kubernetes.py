@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from swapper.errors import BackendDown, BackendError, BackendRefused
-from workers.control import ExitStatus, Phase, Seen
+from workers.control import GRACE_MS, ExitStatus, Phase, Seen
 from workers.control.kube import Cluster, Kube, cluster, fields_of, objects
 from workers.control.pulse import Pulse
 from workers.control.scalers import suspects
@@ -48,8 +48,11 @@ class KubernetesControl:
         deployment: str,
         namespace: str | None = None,
         find: Callable[[], Cluster] = lambda: cluster(os.environ),
+        *,
+        grace_ms: int = GRACE_MS,
     ) -> None:
         self._name = name
+        self._grace_ms = grace_ms
         self._deployment = deployment
         self._named = namespace
         self._find = find
@@ -74,12 +77,12 @@ class KubernetesControl:
         if _wanted(found) == 0:
             await self._scale(_kept(found))
 
-    async def stop(self, grace_ms: int = 10_000) -> None:
+    async def stop(self, grace_ms: int | None = None) -> None:
         """Scale it to 0; returns once no pod of it is listed. Its pods' own longer grace counts."""
         async with self._acting:
             if await self._again(self._down):
                 self._scaled_down = True
-                await self._emptied(grace_ms / 1000)
+                await self._emptied((self._grace_ms if grace_ms is None else grace_ms) / 1000)
         self._pulse.beat()
 
     async def _down(self) -> bool:
@@ -131,7 +134,7 @@ class KubernetesControl:
                 async with asyncio.timeout(min(left, _PAUSES_S[1])):
                     await turn.wait()
 
-    async def restart(self, grace_ms: int = 10_000) -> None:
+    async def restart(self, grace_ms: int | None = None) -> None:
         """Scale it to 0 and back."""
         await self.stop(grace_ms)
         await self.ensure()

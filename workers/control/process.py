@@ -28,12 +28,12 @@ class WatchedProcess:
         await self._control.ensure()
         self._pulse.beat()
 
-    async def stop(self, grace_ms: int = 10_000) -> None:
+    async def stop(self, grace_ms: int | None = None) -> None:
         """See `Control.stop`."""
         await self._control.stop(grace_ms)
         self._pulse.beat()
 
-    async def restart(self, grace_ms: int = 10_000) -> None:
+    async def restart(self, grace_ms: int | None = None) -> None:
         """See `Control.restart`."""
         await self._control.restart(grace_ms)
         self._pulse.beat()

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from swapper.errors import BackendDown, BackendError, BackendRefused
-from workers.control import ExitStatus, Phase, Seen, launcher
+from workers.control import GRACE_MS, ExitStatus, Phase, Seen, launcher
 from workers.control.pulse import Pulse
 from workers.vram.holders import Holder
 
@@ -33,8 +33,9 @@ _NO_MANAGER = ("Failed to connect to bus", "not been booted with systemd")
 class SystemdControl:
     """The unit of the server `name`. `user`: it is one of the user's own manager (`systemctl --user`)."""
 
-    def __init__(self, name: str, unit: str, *, user: bool = False) -> None:
+    def __init__(self, name: str, unit: str, *, user: bool = False, grace_ms: int = GRACE_MS) -> None:
         self._name = name
+        self._grace_ms = grace_ms
         self._unit = unit if "." in unit else f"{unit}.service"
         self._scope = ("--user",) if user else ()
         self._pulse = Pulse()
@@ -54,12 +55,12 @@ class SystemdControl:
             await self._show()
         self._pulse.beat()
 
-    async def stop(self, grace_ms: int = 10_000) -> None:
-        """Stop it as its unit says, after `grace_ms` by KILL to all of it; returns once it is inactive or failed."""
+    async def stop(self, grace_ms: int | None = None) -> None:
+        """Stop it as its unit says, after its grace by KILL to all of it; returns once it is inactive or failed."""
         async with self._acting:
             self._note = None
             if _phase(await self._show()) not in (Phase.GONE, Phase.MISSING):
-                await self._stop(grace_ms / 1000)
+                await self._stop((self._grace_ms if grace_ms is None else grace_ms) / 1000)
             shown = await self._show()
             if _phase(shown) not in (Phase.GONE, Phase.MISSING):
                 raise BackendError(
@@ -79,7 +80,7 @@ class SystemdControl:
         except _Silent:
             raise BackendError(f"{self._unit} is there {_KILL_S:g} s after KILL; it hangs in the kernel") from None
 
-    async def restart(self, grace_ms: int = 10_000) -> None:
+    async def restart(self, grace_ms: int | None = None) -> None:
         """Stop it and start it again."""
         await self.stop(grace_ms)
         await self.ensure()

@@ -54,8 +54,8 @@ class Control(Protocol):
         """The file of its log; None where the log is not ours."""
         ...
 
-    async def restart(self, grace_ms: int = 10_000) -> None:
-        """End the process, after `grace_ms` by KILL, and start it again."""
+    async def restart(self, grace_ms: int | None = None) -> None:
+        """End the process, after its grace by KILL, and start it again."""
         ...
 
 

@@ -31,7 +31,6 @@ from workers.llama.why import reasons
 _POLL_S = 0.02
 _LOG_BYTES = 256 << 10
 _LOG_LINES = 1000
-_STOP_MS = 10_000
 _HUNG_STOP_MS = 2_000
 _EXIT_WRITTEN_S = 1.0
 
@@ -178,11 +177,12 @@ class LlamaServer:
         return self._talks.shelf(lambda tenant: tenant if tenant == self._tenant else None)
 
     async def release(self, tenant: str, *, limit_ms: int) -> str | None:
-        """End the process, after `limit_ms` by KILL; returns when it is gone and its address is silent."""
+        """End the process, after its grace by KILL; returns when it is gone and its address is silent."""
+        del limit_ms
         name = self._name(tenant)
         await self._http.fence()
         self._stopped = True
-        await self._control.stop(limit_ms)
+        await self._control.stop()
         self._standing.forget(name)
         self._talks.released(tenant, name)
         self._pulse()
@@ -205,7 +205,7 @@ class LlamaServer:
         except BackendError:
             if fresh and self._ours:  # it listens and does not answer: left there, it would be taken for one that does
                 with suppress(BackendError):
-                    await self._control.stop(_STOP_MS)
+                    await self._control.stop()
             raise
         finally:
             self._pulse()
