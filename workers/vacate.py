@@ -58,8 +58,8 @@ class Holding(msgspec.Struct, frozen=True):
 class VacateArgs(msgspec.Struct, frozen=True):
     """Arguments of the verb. `now_ms` is the store's time at the order, the clock `free_ms` belongs to.
 
-    `arriving`: tenants that come next; what one of them that is there already uses is free for them. `holding`: leases
-    that stay; what they use of their promise is free for it.
+    `arriving`: tenants that come next; what one of them that is there already uses is free for them. `leaving`: those
+    that must be seen gone. `holding`: leases that stay; what they use of their promise is free for it.
     """
 
     need_mib: int
@@ -67,6 +67,7 @@ class VacateArgs(msgspec.Struct, frozen=True):
     departed: tuple[Left, ...] = ()
     now_ms: int | None = None
     arriving: tuple[str, ...] = ()
+    leaving: tuple[str, ...] = ()
     holding: tuple[Holding, ...] = ()
 
 
@@ -81,6 +82,8 @@ class Vacated:
     free_mib: int
     holders: tuple[str, ...]
     unread: str | None = None
+    stay: tuple[str, ...] = ()
+    """Tenants that must be gone and hold VRAM still."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +112,13 @@ async def vacate(sight: Sight, card: str, args: VacateArgs) -> Vacated:
             seen = await _look(sight, card, leaving, args)
             now = loop.time()
             remaining = [holder for holder in leaving if not holder.gone(now)]
-            if seen.unread is None and seen.free_mib >= args.need_mib and not remaining:
+            if seen.unread is None and seen.free_mib >= args.need_mib and not remaining and not seen.stay:
                 sight.linger(card, ())
                 return Vacated(True, seen.free_mib, ())
             if now >= deadline:
                 sight.linger(card, (holder.process for holder in remaining if holder.process))
-                return Vacated(False, seen.free_mib, _names(seen.holders, remaining), seen.unread)
+                named = dict.fromkeys((*seen.holders, *seen.stay))
+                return Vacated(False, seen.free_mib, _names(tuple(named), remaining), seen.unread, seen.stay)
             await _pause(exited, min(pause, deadline - now))
             if now - started > EAGER_S:
                 pause = min(pause * 2, SLOW_POLL_S)
@@ -137,10 +141,11 @@ async def _look(sight: Sight, card: str, leaving: Sequence[_Leaving], args: Vaca
     """One look, what those who come have already being free for them; not yet a proof."""
     processes = [holder.process for holder in leaving if holder.process]
     others = {tenant: state for tenant, state in (await sight.on_card(card)).items() if tenant not in args.arriving}
+    stay = tuple(tenant for tenant, state in others.items() if tenant in args.leaving and state.holds_vram)
     reading = await sight.reading(card, others, processes)
     if isinstance(reading, Unread):
-        return Vacated(False, 0, (), reading.why)
-    return Vacated(False, *_but_for(args, reading))
+        return Vacated(False, 0, (), reading.why, stay)
+    return Vacated(False, *_but_for(args, reading), stay=stay)
 
 
 def _but_for(args: VacateArgs, reading: Reading) -> tuple[int, tuple[str, ...]]:

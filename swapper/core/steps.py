@@ -201,10 +201,15 @@ def _begin_release(draft: Draft) -> None:
 
 
 def prove_free(draft: Draft) -> None:
-    """Ask for the proof: enough VRAM free beside who comes (and may be there already), every holder that left gone."""
+    """Ask for the proof: enough VRAM free beside who comes (and may be there already), every holder that left gone.
+
+    Who was not seen to leave at its release has to be seen gone now: room that is set aside for another is no proof.
+    """
+    stay = {r.tenant for r in draft.swap.steps if r.step is Step.RELEASE and r.outcome is StepOutcome.FAILED}
     args = {
         "need_mib": plan.vacate_need(draft.spec, draft.card, draft.swap),
         "arriving": list(draft.swap.to),
+        "leaving": [t for t in draft.swap.from_ if t in stay and t not in draft.swap.to],
         "departed": [asdict(d) for d in draft.card.departed],
         "holding": [
             {"pid": h.pid, "started": h.started, "tenant": h.tenant, "vram_mib": h.vram_mib}

@@ -150,7 +150,8 @@ class Agent:
         departed = {str(left["lease"]) for left in cast("Sequence[Mapping[str, object]]", command.args["departed"])}
         seen = sorted(departed & self._machine.holders.keys())
         short = self._machine.free_mib(command.card) < cast("int", command.args["need_mib"])
-        return seen or ([*sorted(self._machine.tenants(command.card))] if short else [])
+        stay = sorted(self._machine.loaded & set(cast("Sequence[str]", command.args["leaving"])))
+        return seen or stay or ([*sorted(self._machine.tenants(command.card))] if short else [])
 
     def _not_free(self, command: Command, holders: list[str]) -> Report:
         free = 0 if any(h in self._machine.holders for h in holders) else self._machine.free_mib(command.card)

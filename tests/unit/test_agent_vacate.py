@@ -261,3 +261,13 @@ async def test_what_a_departed_holder_still_holds_is_no_part_of_another_lease_s_
     probe.held = (Held(holder.pid, 5_000, "cat", ((holder.pid, 9),)),)
     args = VacateArgs(16_000, 0, left(holder.pid), holding=(Holding(vram_mib=4_000),))
     assert (await vacate(sight_of(probe), "gpu0", args)).free_mib == 12_000
+
+
+async def test_a_tenant_that_did_not_leave_at_its_release_has_to_be_seen_gone_whatever_is_free() -> None:
+    backend, probe = RecordingBackend(), ScriptedProbe(24_000)
+    backend.states["llama/med"] = TenantState.LOADED
+    args = VacateArgs(20_000, 0, leaving=("llama/med",))
+    seen = await vacate(sight_of(probe, backend), "gpu0", args)
+    assert (seen.free, seen.free_mib, seen.holders) == (False, 24_000, ("llama/med",))
+    backend.states["llama/med"] = TenantState.UNLOADED
+    assert (await vacate(sight_of(probe, backend), "gpu0", args)).free

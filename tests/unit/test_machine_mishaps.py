@@ -322,3 +322,13 @@ def test_a_fault_lasts_as_long_as_the_grace_of_a_holder_that_named_no_process() 
     play.pass_time(left.free_ms - play.world.now_ms)
     assert play.observe({MED: "unloaded"}, free_mib=24 * GIB)
     assert play.card.fault is None
+
+
+def test_who_was_not_seen_to_leave_at_its_release_has_to_be_seen_gone_by_the_proof() -> None:
+    play = Play(spec(tenant("med"), tenant("small", 4 * GIB, evict_never=True)), MED)
+    play.enqueue("a")
+    play.decide()
+    play.run(until="release")
+    for _ in range(2):
+        play.answer(play.pending("release"), ok=False, detail="it would not")
+    assert play.pending("vacate").args["leaving"] == [MED]
