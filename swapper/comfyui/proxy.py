@@ -22,8 +22,8 @@ from swapper.comfyui.answers import Refusal, away, bad_class, broke, stopped, to
 from swapper.comfyui.gate import Gate
 from swapper.core.types import WorkClass
 from swapper.errors import BackendDown, BackendGone
+from swapper.gateway.heads import HOP
 from swapper.gateway.parse import parse_class
-from swapper.gateway.pipe import HOP
 from swapper.problem import Problem
 
 PROMPTS = frozenset({"/prompt", "/api/prompt"})

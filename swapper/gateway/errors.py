@@ -27,6 +27,14 @@ def model_not_found(model: str, known: Iterable[str]) -> Problem:
     return Problem(404, "model_not_found", f"model '{model}' does not exist here{hint}", param="model")
 
 
+def no_model_in_query(path: str, named: int) -> Problem:
+    """404 (as llama-swap says it) where the query names no model, 400 where it names several."""
+    if named > 1:
+        return bad_request(f"{path} was asked for with several models; name one: {path}?model=NAME", param="model")
+    text = f"{path} is a model's own; name one: {path}?model=NAME (GET /v1/models lists them)"
+    return Problem(404, "model_missing", text, param="model")
+
+
 def bad_encoding(encoding: str) -> Problem:
     """415: a Content-Encoding nobody here can undo."""
     text = f"Content-Encoding {encoding[:100]!r} is not known here; send gzip, deflate or the body as it is"

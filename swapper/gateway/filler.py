@@ -57,6 +57,20 @@ def comment(model: str) -> bytes:
     return b": waiting\n\n"
 
 
+def in_progress(model: str) -> bytes:
+    """OpenAI's `/v1/responses`: it was taken and goes on; the server's own events begin with their own first."""
+    response: dict[str, object] = {
+        "id": f"resp_{uuid4().hex}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": model,
+        "status": "in_progress",
+        "output": (),
+    }
+    value: dict[str, object] = {"type": "response.in_progress", "sequence_number": 0, "response": response}
+    return b": waiting\nevent: response.in_progress\n" + _event(value)
+
+
 def _error(error: bytes) -> bytes:
     return b'data: {"error":' + error + b"}\n\ndata: [DONE]\n\n"
 
@@ -73,7 +87,10 @@ class Api:
     error: Callable[[bytes], bytes] = _error
 
 
-CHAT, TEXT, COMPLETION, MESSAGES = Api(chat), Api(text), Api(completion), Api(ping, _error_event)
+CHAT, TEXT, COMPLETION, RESPONSES = Api(chat), Api(text), Api(completion), Api(in_progress)
+MESSAGES = Api(ping, _error_event)
+PLAIN = Api(comment)
+"""Streams of a shape that is not known here."""
 
 
 class Keepalive:

@@ -9,20 +9,24 @@ and that a compressed body is undone here: aiohttp answers one it cannot undo by
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
+from urllib.parse import unquote
 
-import msgspec
 from aiohttp import web
 
 from swapper.core.types import WorkClass
-from swapper.gateway import errors, filler
+from swapper.gateway import errors
 from swapper.gateway.admission import Full
 from swapper.gateway.context import LEFT, GatewayContext, Held
-from swapper.gateway.filler import Api
-from swapper.gateway.parse import Ask, Decoding, decoding, parse_body, parse_class
+from swapper.gateway.form import form_with_model, is_form, parse_form
+from swapper.gateway.models import model_routes
+from swapper.gateway.parse import Ask, Decoding, decoding, parse_body, parse_class, with_model
 from swapper.gateway.pipe import Exchange
+from swapper.gateway.routes import GET, POST, Route, Way, route_of
+from swapper.gateway.upstream import METHODS, PREFIX, model_and_path, refused, to_slash
 from swapper.problem import Problem
 
 SERVER_OPTIONS: dict[str, Any] = {"handler_cancellation": True, "auto_decompress": False}
@@ -31,28 +35,31 @@ SERVER_OPTIONS: dict[str, Any] = {"handler_cancellation": True, "auto_decompress
 LARGE_BYTES = 1 << 20
 """From here on a body is parsed in a pass of its own: 64 MiB take up to a quarter of a second."""
 
-ROUTES: dict[str, Api] = {
-    "/v1/chat/completions": filler.CHAT,
-    "/chat/completions": filler.CHAT,
-    "/v1/completions": filler.TEXT,
-    "/v1/messages": filler.MESSAGES,
-    "/completion": filler.COMPLETION,
-    "/completions": filler.COMPLETION,
-}
-"""Path -> its API; the same path goes upstream."""
+Reader = Callable[[GatewayContext, web.Request, Held], Awaitable["Asked | Problem | web.Response"]]
+"""What finds out what is asked for; it may answer itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asks for, and how that goes upstream."""
+
+    ask: Ask
+    way: Way
 
 
 def routes(ctx: GatewayContext) -> list[web.RouteDef]:
     """The routes to add to an application. The api room's middleware sets `owner`, `default_class`, `classes`."""
-    found = [web.post(path, _model_route(ctx, api)) for path, api in ROUTES.items()]
-    return [*found, web.get("/v1/models", _models_route(ctx)), web.get("/models", _models_route(ctx))]
+    found = [web.post(path, _handler(ctx, _reads_body(route))) for path, route in POST.items()]
+    found += [web.get(path, _handler(ctx, _reads_query(route)), allow_head=False) for path, route in GET.items()]
+    found += [web.route(method, PREFIX + "{path:.+}", _handler(ctx, _reads_upstream)) for method in METHODS]
+    return [*found, *model_routes(ctx)]
 
 
-def _model_route(ctx: GatewayContext, api: Api) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+def _handler(ctx: GatewayContext, reads: Reader) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def handle(request: web.Request) -> web.StreamResponse:
         held = Held(ctx.budget)
         try:
-            outcome = await _dispatch(ctx, request, api, held)
+            outcome = await _dispatch(ctx, request, reads, held)
         finally:
             held.release()
         return outcome.response() if isinstance(outcome, Problem) else outcome
@@ -60,21 +67,21 @@ def _model_route(ctx: GatewayContext, api: Api) -> Callable[[web.Request], Await
     return handle
 
 
-async def _dispatch(ctx: GatewayContext, request: web.Request, api: Api, held: Held) -> web.StreamResponse | Problem:
+async def _dispatch(
+    ctx: GatewayContext, request: web.Request, reads: Reader, held: Held
+) -> web.StreamResponse | Problem:
     klass = _call_class(request)
     if isinstance(klass, Problem):
         return klass
-    problem = await _read_body(ctx, request, held)
-    if problem is not None:
-        return problem
-    ask = await _parsed(ctx, held.body)
-    if isinstance(ask, Problem):
-        return ask
-    tenant = ctx.names.get(ask.model)
+    asked = await reads(ctx, request, held)
+    if not isinstance(asked, Asked):
+        return asked
+    model, way = asked.ask.model, asked.way
+    tenant = ctx.names.get(model)
     if tenant is None:
-        return errors.model_not_found(ask.model, ctx.names)
+        return errors.model_not_found(model, ctx.names)
     if (failure := ctx.member.resting(tenant)) is not None:
-        return errors.load_failed(ask.model, failure.reason)
+        return errors.load_failed(model, failure.reason)
     owner = str(request.get("owner", "local"))
     call = ctx.admission.admit(tenant, klass, owner, ctx.limits.max_wait_ms)
     if isinstance(call, Full):
@@ -82,14 +89,65 @@ async def _dispatch(ctx: GatewayContext, request: web.Request, api: Api, held: H
         return errors.queue_full(call.waiting)
     code = LEFT
     try:
-        exchange = Exchange(ctx, request, ctx.targets[tenant], ask, api, held, call)
-        del ask  # views of the body, which may go before the answer has passed
+        exchange = Exchange(ctx, request, ctx.targets[tenant], asked.ask, way, held, call)
+        del asked  # views of the body, which may go before the answer has passed
         outcome = await exchange.run()
         code = outcome.status
         return outcome
     finally:
         call.finish()
         ctx.told(tenant, code, call.waited_ms)
+
+
+def _reads_body(route: Route) -> Reader:
+    async def read(ctx: GatewayContext, request: web.Request, held: Held) -> Asked | Problem:
+        problem = await _read_body(ctx, request, held)
+        if problem is not None:
+            return problem
+        kind = request.headers.get("Content-Type", "")
+        form = is_form(kind)
+        ask = await _parsed(ctx, held.body, partial(parse_form, content_type=kind) if form else parse_body)
+        if isinstance(ask, Problem):
+            return ask
+        rename = partial(form_with_model, content_type=kind) if form else with_model
+        return Asked(ask, replace(_way(request, route), rename=rename))
+
+    return read
+
+
+def _reads_query(route: Route) -> Reader:
+    async def read(ctx: GatewayContext, request: web.Request, held: Held) -> Asked | Problem:
+        named = request.query.getall("model", [])
+        if len(named) != 1 or not named[0]:
+            return errors.no_model_in_query(request.path, len(named))
+        return Asked(Ask(named[0], stream=False), replace(_way(request, route), by_query=True))
+
+    return read
+
+
+async def _reads_upstream(ctx: GatewayContext, request: web.Request, held: Held) -> Asked | Problem | web.Response:
+    """Of the body only the prompt is looked at, where it is one that can be followed; it need be none."""
+    raw = request.rel_url.raw_path
+    found = model_and_path(raw, ctx.names)
+    if found is None:
+        return errors.model_not_found(unquote(raw.removeprefix(PREFIX)), ctx.names)
+    model, path = found
+    if not path:
+        return to_slash(request)
+    target = ctx.targets[ctx.names[model]]
+    problem = refused(request, path, router=target.router) or await _read_body(ctx, request, held)
+    if problem is not None:
+        return problem
+    way = Way(request.method, path, tuple(request.query.items()), route_of(request.method, path), own=True)
+    ask = await _parsed(ctx, held.body, partial(parse_body, model=model)) if request.method == "POST" else None
+    if not isinstance(ask, Ask):
+        return Asked(Ask(model, stream=False), way)
+    return Asked(ask, replace(way, rename=with_model) if target.slots else way)
+
+
+def _way(request: web.Request, route: Route) -> Way:
+    path = request.rel_url.raw_path if route.path is None else route.path
+    return Way(request.method, path, tuple(request.query.items()), route)
 
 
 def _call_class(request: web.Request) -> WorkClass | Problem:
@@ -145,40 +203,15 @@ async def _next_piece(ctx: GatewayContext, undo: Decoding, pieces: Iterator[byte
         return await asyncio.to_thread(next, pieces, b"")
 
 
-async def _parsed(ctx: GatewayContext, body: bytes) -> Ask | Problem:
+async def _parsed(ctx: GatewayContext, body: bytes, parse: Callable[[bytes], Ask | Problem]) -> Ask | Problem:
     if len(body) <= LARGE_BYTES:
-        return parse_body(body)
+        return parse(body)
     async with ctx.parsing:
         await asyncio.sleep(0)  # a pass for everybody else; in a thread the parser would keep the interpreter, too
-        return parse_body(body)
+        return parse(body)
 
 
 async def _more(request: web.Request, pause_ms: int) -> bytes:
     """The next bytes of the body, none at its end. After a broken chunk aiohttp's parser is silent for ever."""
     async with asyncio.timeout(pause_ms / 1000):
         return await request.content.readany()
-
-
-def _models_route(ctx: GatewayContext) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    created = int(time.time())
-
-    async def handle(request: web.Request) -> web.StreamResponse:
-        lines: list[dict[str, object]] = []
-        for model in sorted(ctx.models, key=lambda model: model.id):
-            loaded = ctx.admission.gate(model.tenant).open
-            line: dict[str, object] = {
-                "id": model.id,
-                "object": "model",
-                "created": created,
-                "owned_by": "swapper",
-                "aliases": list(model.aliases),
-                "status": {"value": "loaded" if loaded else "unloaded"},
-            }
-            if model.context_length is not None:
-                line["context_length"] = model.context_length
-                line["meta"] = {"n_ctx": model.context_length}
-            lines.append(line)
-        body = msgspec.json.encode({"object": "list", "data": lines})
-        return web.Response(body=body, content_type="application/json")
-
-    return handle

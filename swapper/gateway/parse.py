@@ -120,8 +120,8 @@ _decoder = msgspec.json.Decoder(_Body)
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def parse_body(body: bytes) -> Ask | Problem:
-    """The model and `stream` of a JSON body, or 400."""
+def parse_body(body: bytes, model: str | None = None) -> Ask | Problem:
+    """The model and `stream` of a JSON body, or 400. `model`: whose call it is whatever the body names."""
     try:
         if not body.isascii():
             body.decode()  # the decoder skips what it does not look for
@@ -136,9 +136,10 @@ def parse_body(body: bytes) -> Ask | Problem:
         if _LONE_AT_END.search(body[-_LONE_BYTES:]):
             return bad_request("the body is not JSON: a lone surrogate, half of a character, stands near its end")
         return bad_request(f"the body is not JSON: {error}")
-    if not decoded.model:
+    named = model or decoded.model
+    if not named:
         return bad_request("the body names no model", param="model", code="model_missing")
-    return Ask(decoded.model, bool(decoded.stream), decoded if isinstance(decoded, Prompt) else None)
+    return Ask(named, bool(decoded.stream), decoded if isinstance(decoded, Prompt) else None)
 
 
 def _decode(body: bytes) -> _Body | _Bare:

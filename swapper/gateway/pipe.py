@@ -16,33 +16,20 @@ from typing import Any
 import aiohttp
 import msgspec
 from aiohttp import web
-from multidict import CIMultiDict
-from yarl import URL
 
-from swapper.gateway import errors
+from swapper.gateway import errors, heads
 from swapper.gateway.admission import Call, CallState, Turn
 from swapper.gateway.child import Child
 from swapper.gateway.context import GatewayContext, Held, Target
-from swapper.gateway.filler import Api, Keepalive, comment
+from swapper.gateway.filler import Keepalive, comment
 from swapper.gateway.known import Known
-from swapper.gateway.parse import Ask, with_model
+from swapper.gateway.parse import Ask
 from swapper.gateway.proof import Tail
+from swapper.gateway.routes import Way
 from swapper.gateway.sse import Frames
 from swapper.problem import Problem
 from swapper.snapshots.chain import chain_of
 
-HOP = frozenset(
-    {
-        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer"),
-        *("transfer-encoding", "upgrade"),
-    }
-)
-"""Headers that concern one connection only."""
-NOT_FORWARDED = HOP | {
-    *("host", "content-length", "content-encoding", "expect", "authorization", "x-api-key", "api-key", "cookie"),
-    "accept-encoding",
-}
-"""What of a request never reaches a server: the client's key among them."""
 SMALL_BYTES = 8192
 """An error answer up to this size is read before it is passed on: it may say that the model is not there."""
 DEATHS = 2
@@ -110,17 +97,17 @@ class Exchange:
         request: web.Request,
         target: Target,
         ask: Ask,
-        api: Api,
+        way: Way,
         held: Held,
         call: Call,
     ) -> None:
         self._ctx = ctx
         self._request = request
         self._target = target
+        self._way = way
         self._held = held
         self._known = self._know(ask)
         self._ask = replace(ask, fields=None)
-        self._api = api
         self._call = call
         self._response: web.StreamResponse | None = None
         self._complete = False
@@ -129,7 +116,7 @@ class Exchange:
         self._tries = 0
         self._first_try_ms: int | None = None
         if ask.stream:
-            chosen = comment if ctx.limits.keepalive_comments else api.keepalive
+            chosen = comment if ctx.limits.keepalive_comments else way.route.api.keepalive
             self._keepalive = Keepalive(request, chosen, ask.model, ctx.limits.keepalive_ms / 1000)
 
     def _know(self, ask: Ask) -> Known | None:
@@ -137,19 +124,19 @@ class Exchange:
 
         None where its prompt is none that can be followed.
         """
-        target, path, held = self._target, self._request.path, self._held
+        target, way, held = self._target, self._way, self._held
         model = target.called(ask.model)
-        renamed = ask.model != model
-        chain = None if ask.fields is None or not target.slots else chain_of(path, ask.fields)
-        if renamed:
-            held.body = with_model(held.body, model)
+        renamed = way.rename is not None and (way.own or ask.model != model)
+        chain = None if ask.fields is None or not target.slots else chain_of(way.path, ask.fields)
+        if way.rename is not None and renamed:
+            held.body = way.rename(held.body, model)
             held.add(max(len(held.body) - held.size, 0))
         if chain is None:
             return None
         beside = len(chain.text) if renamed and chain.text is not None else chain.copied
         if beside and not held.add(beside):
             chain = chain.without_text()
-        return self._ctx.talks.know(target.tenant, path, chain, held.body)
+        return self._ctx.talks.know(target.tenant, way.path, chain, held.body)
 
     async def run(self) -> web.StreamResponse | Problem:
         """See the class."""
@@ -190,7 +177,7 @@ class Exchange:
         if self._call.cut_reason is None:
             ready = True
             with _Interrupt(self._call, task) as interrupt:
-                ready = await self._ctx.talks.ready(self._target.tenant, self._known)
+                ready = not self._way.route.runs or await self._ctx.talks.ready(self._target.tenant, self._known)
                 if ready:
                     outcome = await self._send()
             if ready and not interrupt.fired:
@@ -223,10 +210,11 @@ class Exchange:
         tenant, children = self._target.tenant, self._ctx.children
         child = await children.locate(self._target, self._ctx.admission.gate(tenant).epoch)
         try:
-            upstream = await self._ctx.session.post(
-                self._url(child),
-                data=io.BytesIO(self._held.body),
-                headers=self._request_headers(child),
+            upstream = await self._ctx.session.request(
+                self._way.method,
+                heads.url(self._target, child, self._way, self._target.called(self._ask.model)),
+                data=io.BytesIO(self._held.body) if self._held.body else None,
+                headers=heads.request_headers(self._request.headers, self._target, child, self._way),
                 allow_redirects=False,
             )
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -272,14 +260,16 @@ class Exchange:
                 return await self._error_event(early, upstream, first)
         else:
             self._response = web.StreamResponse(
-                status=upstream.status, reason=upstream.reason, headers=self._response_headers(upstream)
+                status=upstream.status,
+                reason=upstream.reason,
+                headers=heads.response_headers(upstream.headers, self._call),
             )
             await self._response.prepare(self._request)
-        tail = self._ctx.talks.tap(self._request.path, sse=sse)
+        tail = self._ctx.talks.tap(self._way.path, sse=sse)
         try:
             return await self._relay(self._response, upstream, first, tail)
         finally:
-            if upstream.status == 200:
+            if upstream.status == 200 and self._way.route.runs:
                 self._ctx.talks.answered(self._known, tail if self._complete else None, self._target)
 
     async def _relay(
@@ -317,7 +307,7 @@ class Exchange:
             text = body[:500].decode(errors="replace")
             return errors.upstream_failed(self._ask.model, f"HTTP {upstream.status}: {text}")
         self._complete = True
-        await response.write(self._api.error(msgspec.json.encode(error)))
+        await response.write(self._way.route.api.error(msgspec.json.encode(error)))
         await response.write_eof()
         return response
 
@@ -329,45 +319,11 @@ class Exchange:
         if response is None:
             return problem
         if response.content_type == "text/event-stream":
-            await response.write(self._api.error(problem.error()))
+            await response.write(self._way.route.api.error(problem.error()))
             await response.write_eof()
         elif self._request.transport is not None:
             self._request.transport.abort()
         return response
-
-    # ---- heads
-
-    def _url(self, child: Child | None) -> URL:
-        url = URL((self._target.url if child is None else child.url) + self._request.path)
-        query = [(key, value) for key, value in self._request.query.items() if key not in ("autoload", "model")]
-        if self._target.router and child is None:
-            query.append(("autoload", "false"))
-        return url.with_query(query)
-
-    def _request_headers(self, child: Child | None) -> CIMultiDict[str]:
-        named = {name.strip().lower() for name in self._request.headers.get("Connection", "").split(",")}
-        headers = CIMultiDict[str]()
-        for key, value in self._request.headers.items():
-            lower = key.lower()
-            if lower not in NOT_FORWARDED and lower not in named and not lower.startswith("x-swapper-"):
-                headers.add(key, value)
-        headers["Accept-Encoding"] = "identity"
-        if child is None:
-            headers.update(self._target.auth())
-        else:  # it needs no key; an idle connection would keep one of its some dozens of threads for 5 s
-            headers["Connection"] = "close"
-        return headers
-
-    def _response_headers(self, upstream: aiohttp.ClientResponse) -> CIMultiDict[str]:
-        named = {name.strip().lower() for name in upstream.headers.get("Connection", "").split(",")}
-        headers = CIMultiDict[str]()
-        for key, value in upstream.headers.items():
-            if key.lower() not in HOP and key.lower() not in named:
-                headers.add(key, value)
-        headers["X-Swapper-Wait-Ms"] = str(self._call.waited_ms)
-        if self._call.swap is not None:
-            headers["X-Swapper-Swap"] = self._call.swap
-        return headers
 
 
 def _words(error: BaseException) -> str:

@@ -113,9 +113,13 @@ class Session:
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
 
+    async def request(self, method: str, url: URL, *, data: Any, **_: object) -> Upstream:  # noqa: ANN401
+        """Any method."""
+        return await self._ask(method, url, data.read())
+
     async def post(self, url: URL, *, data: Any, **_: object) -> Upstream:  # noqa: ANN401
         """POST."""
-        return await self._ask("POST", url, data.read())
+        return await self.request("POST", url, data=data)
 
     @asynccontextmanager
     async def get(self, url: str, *, params: Mapping[str, str] | None = None, **_: object) -> AsyncGenerator[Upstream]:

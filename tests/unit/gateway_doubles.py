@@ -47,6 +47,8 @@ class Seen:
     query: Mapping[str, str]
     headers: Mapping[str, str]
     body: bytes
+    method: str = "POST"
+    raw_path: str = ""
 
 
 class Running:
@@ -60,7 +62,7 @@ class Running:
 
 
 class Upstream:
-    """A model server whose answers are scripted: each POST takes the next script (the last one stays)."""
+    """A model server whose answers are scripted: each call takes the next script (the last one stays)."""
 
     def __init__(self) -> None:
         self.seen: list[Seen] = []
@@ -94,7 +96,9 @@ class Upstream:
         return web.json_response({**self.props, "model_alias": "" if self.child is None else self.child[1]})
 
     async def post(self, request: web.Request) -> web.StreamResponse:
-        seen = Seen(request.path, dict(request.query), dict(request.headers), await request.read())
+        body = await request.read()
+        where = (request.method, request.rel_url.raw_path)
+        seen = Seen(request.path, dict(request.query), dict(request.headers), body, *where)
         self.seen.append(seen)
         self.arrived.put_nowait(seen)
         script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
@@ -257,7 +261,7 @@ async def listen_as(upstream: Upstream) -> web.AppRunner:
     app.router.add_get("/slots", upstream.get_slots)
     app.router.add_get("/models", upstream.get_models)
     app.router.add_get("/props", upstream.get_props)
-    app.router.add_post("/{path:.*}", upstream.post)
+    app.router.add_route("*", "/{path:.*}", upstream.post)
     runner, upstream.url = await _listen(app)
     return runner
 

@@ -1,0 +1,78 @@
+"""The heads of a call on its way up and of its answer on the way back: where it goes, what passes, what does not.
+
+Invariant: what concerns one connection stays on it, and no key of a client reaches a server. A path goes up as it came,
+percent-encoding and all: what is one name for the client is one for the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
+
+if TYPE_CHECKING:
+    from swapper.gateway.admission import Call
+    from swapper.gateway.child import Child
+    from swapper.gateway.context import Target
+    from swapper.gateway.routes import Way
+
+HOP = frozenset(
+    {
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer"),
+        *("transfer-encoding", "upgrade"),
+    }
+)
+"""Headers that concern one connection only."""
+NOT_FORWARDED = HOP | {
+    *("host", "content-length", "content-encoding", "expect", "authorization", "x-api-key", "api-key", "cookie"),
+    "accept-encoding",
+}
+"""What of a request never reaches a server: the client's key among them."""
+
+
+def url(target: Target, child: Child | None, way: Way, model: str) -> URL:
+    """Where the call goes. A router is told never to load a model by itself; a child serves one and needs no name."""
+    base = URL((target.url if child is None else child.url) + way.path, encoded=True)
+    query = [(key, value) for key, value in way.query if key not in ("autoload", "model")]
+    if child is None and (way.by_query or (target.router and way.rename is None)):
+        query.append(("model", model))
+    if target.router and child is None:
+        query.append(("autoload", "false"))
+    return base.with_query(query)
+
+
+def request_headers(headers: CIMultiDictProxy[str], target: Target, child: Child | None, way: Way) -> CIMultiDict[str]:
+    """What of a client's headers goes up, with our own key for the server.
+
+    Answers that are read as they pass come as they are; a page of the server's own may come packed.
+    """
+    passed = _passed(headers, NOT_FORWARDED)
+    for name in [name for name in passed if name.lower().startswith("x-swapper-")]:
+        del passed[name]
+    asked = headers.get("Accept-Encoding") if way.own and not way.route.runs else None
+    passed["Accept-Encoding"] = asked or "identity"
+    if child is None:
+        passed.update(target.auth())
+    else:  # it needs no key; an idle connection would keep one of its some dozens of threads for 5 s
+        passed["Connection"] = "close"
+    return passed
+
+
+def response_headers(headers: Mapping[str, str], call: Call) -> CIMultiDict[str]:
+    """What of an answer's headers goes to the client, with how long it waited and for which swap."""
+    passed = _passed(headers, HOP)
+    passed["X-Swapper-Wait-Ms"] = str(call.waited_ms)
+    if call.swap is not None:
+        passed["X-Swapper-Swap"] = call.swap
+    return passed
+
+
+def _passed(headers: Mapping[str, str], without: frozenset[str]) -> CIMultiDict[str]:
+    named = {name.strip().lower() for name in headers.get("Connection", "").split(",")}
+    passed = CIMultiDict[str]()
+    for key, value in headers.items():
+        if key.lower() not in without and key.lower() not in named:
+            passed.add(key, value)
+    return passed
