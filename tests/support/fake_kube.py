@@ -4,7 +4,8 @@ Invariant: it refuses what the real one refuses: a patch of a wrong type (415), 
 the account may not (403), what is not there (404), a watch from before what it still remembers (410 as an event). And
 it lies as the real one does: `status.replicas` drops at once, while terminating pods stay listed until they are gone;
 `observedGeneration` lags behind; a watch ends without a word. `controller` False: nothing moves by itself; `brisk`:
-pods that terminate are gone in a moment; `stranger`: what a proxy before it says with a 200 instead.
+pods that terminate are gone in a moment; `stranger`: what a proxy before it says with a 200 instead. `fault` has its
+next answers fail, as overloaded and restarting ones do.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import copy
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 from aiohttp import web
@@ -21,6 +23,18 @@ DEPLOYMENTS = "/apis/apps/v1/namespaces/{ns}/deployments"
 PODS = "/api/v1/namespaces/{ns}/pods"
 _PATCHES = ("application/merge-patch+json", "application/strategic-merge-patch+json")
 TOKEN = "t0ken"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """See `FakeKube.fault`."""
+
+    how: int | str
+    method: str
+    end: str
+
+    def meets(self, request: web.Request) -> bool:
+        return request.method == self.method and request.path.endswith(self.end) and "watch" not in request.query
 
 
 class FakeKube:
@@ -43,14 +57,17 @@ class FakeKube:
         self._moved = asyncio.Event()
         self._watchers: set[asyncio.Task[Any]] = set()
         self._made = 0
+        self._faults: list[Fault] = []
+        self.token = TOKEN
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> FakeKube:
+        """At the address it had before, where it had one."""
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._answer)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, "127.0.0.1", int(self.url.rpartition(":")[2] or 0), reuse_address=True)
         await site.start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
         return self
@@ -61,6 +78,14 @@ class FakeKube:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+
+    def fault(self, how: int | str, method: str, end: str, times: int = 1) -> None:
+        """The next `times` requests by that method of a path that ends so fail.
+
+        `how`: a status; `cut`: closed without a word; `half`: in the midst of the answer; `lost`: it is done, and the
+        answer does not come; `silent`: nothing is done and nothing said.
+        """
+        self._faults += [Fault(how, method, end)] * times
 
     # What happens in the cluster.
 
@@ -150,9 +175,29 @@ class FakeKube:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.requests.append(f"{request.method} {request.path}")
+        mine = (one for one in self._faults if one.meets(request))
+        fault = next(mine, None)
+        if fault is None:
+            return await self._answered(request)
+        self._faults.remove(fault)
+        if isinstance(fault.how, int):
+            return _status(fault.how, "the server is currently unable to handle the request")
+        if fault.how == "silent":
+            await asyncio.Event().wait()
+        if fault.how == "lost":
+            await self._answered(request)
+        half = web.StreamResponse(headers={"Content-Length": "1000"})
+        if fault.how == "half":
+            await half.prepare(request)
+            await half.write(b'{"kind": ')
+        assert request.transport is not None
+        request.transport.abort()
+        return half
+
+    async def _answered(self, request: web.Request) -> web.StreamResponse:
         if self.stranger:
             return web.Response(text=self.stranger, content_type="text/html")
-        if request.headers.get("Authorization") != f"Bearer {TOKEN}":
+        if request.headers.get("Authorization") != f"Bearer {self.token}":
             return _status(401, "Unauthorized")
         if request.path.endswith("/selfsubjectaccessreviews"):
             return await self._review(request)

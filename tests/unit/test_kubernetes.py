@@ -212,14 +212,15 @@ async def test_changes_are_told_through_watches_that_are_cut_and_ones_that_are_t
         await change
 
 
-async def test_an_api_that_is_away_says_nothing_and_is_found_again(kube: FakeKube, made: Made) -> None:
+async def test_an_api_that_is_away_says_nothing(kube: FakeKube, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.control.kubernetes._LEAVE_S", 0.05)
     control = made()
     await kube.stop()
     seen = await control.look()
     assert (seen.phase, control.alive()) == (Phase.UNREACHABLE, None)
     assert seen.why.startswith(f"the Kubernetes API at {kube.url} does not answer: ")
     with pytest.raises(BackendDown):
-        await control.stop()
+        await control.stop(0)
 
 
 @pytest.mark.parametrize("said", ["<html>sign in</html>", "[]", '{"type": "ADDED'])

@@ -1,17 +1,14 @@
 """A Kubernetes API server: where it is and who we are there (kubeconfig, or a pod's own account), get, patch and watch.
 
-Invariant: an API that does not answer is BackendDown; a refusal is BackendRefused with its status and the server's own
-message. Tokens are read anew for each request, since those of a pod are replaced while it runs.
+Invariant: an API that does not answer, fails (5xx) or has too much to do (429) is BackendDown: another try may help. A
+refusal is BackendRefused with its status and the server's own message.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
-import os
 import ssl
-import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
@@ -22,15 +19,16 @@ from typing import Any, cast
 import aiohttp
 from ruamel.yaml import YAML, YAMLError
 
-from swapper.errors import BackendDown, BackendRefused
+from swapper.errors import BackendDown, BackendError, BackendRefused
+from workers.control.kubetoken import Tokens
 
 ANSWER_S = 4.0
 """An API server that is silent so long does not answer."""
 WATCH_S = 240
 """A watch is begun anew after so long."""
-_EXEC_S = 20.0
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 MERGE = "application/merge-patch+json"
+_UNKNOWN, _BUSY, _FAILS = 401, 429, 500
 
 
 def objects(value: Any) -> Sequence[Mapping[str, Any]]:  # noqa: ANN401  # of JSON and YAML
@@ -139,6 +137,11 @@ class Kube:
 
     cluster: Cluster
     _session: aiohttp.ClientSession | None = field(default=None, repr=False)
+    _tokens: Tokens = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Nothing is asked yet."""
+        self._tokens = Tokens(self.cluster.token, self.cluster.token_file, self.cluster.command)
 
     async def close(self) -> None:
         """Drop the connections."""
@@ -166,12 +169,15 @@ class Kube:
         """Events after the resource version `since` until the server ends it. Raises as `get`; 410: that is too old."""
         params = {**params, "watch": "1", "resourceVersion": since, "timeoutSeconds": str(WATCH_S)}
         timeout = aiohttp.ClientTimeout(connect=ANSWER_S, sock_read=WATCH_S + 30)
+        token = await self._tokens.current()
         try:
             async with self._open().request(
-                "GET", self._url(path), params=params, headers=await self._headers(), timeout=timeout, ssl=self._tls
+                "GET", self._url(path), params=params, headers=_headers(token), timeout=timeout, ssl=self._tls
             ) as answer:
+                if answer.status == _UNKNOWN:
+                    self._tokens.refused(token)
                 if answer.status != 200:
-                    raise _refusal(answer.status, await answer.read())
+                    raise self._refusal(answer.status, await answer.read())
                 async for line in answer.content:
                     event = cast("dict[str, Any]", json.loads(line))
                     if event["type"] == "ERROR":
@@ -195,36 +201,15 @@ class Kube:
             self._session = aiohttp.ClientSession(read_bufsize=1 << 20)
         return self._session
 
-    async def _headers(self) -> dict[str, str]:
-        token = self.cluster.token
-        if self.cluster.token_file is not None:
-            try:
-                token = self.cluster.token_file.read_text().strip()
-            except OSError as error:
-                raise BackendRefused(f"{self.cluster.token_file} cannot be read: {error.strerror}") from error
-        elif self.cluster.command is not None:
-            token = await asyncio.to_thread(_token_of, self.cluster.command)
-        return {"Accept": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
-
     async def _asked(
         self, method: str, path: str, params: Mapping[str, str], body: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        headers = await self._headers()
-        if body is not None:
-            headers["Content-Type"] = MERGE if method == "PATCH" else "application/json"
-        timeout, data = aiohttp.ClientTimeout(total=ANSWER_S), None if body is None else json.dumps(body)
-        url = self._url(path)
-        try:
-            async with self._open().request(
-                method, url, params=params, data=data, headers=headers, timeout=timeout, ssl=self._tls
-            ) as answer:
-                raw = await answer.read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise self._down(error) from error
-        if answer.status >= 500:
-            raise BackendDown(f"the Kubernetes API at {self.cluster.server} fails with {answer.status}")
-        if answer.status >= 300:
-            raise _refusal(answer.status, raw)
+        token = await self._tokens.current()
+        status, raw = await self._answer(method, path, params, body, token)
+        if status == _UNKNOWN and self._tokens.refused(token):  # it was taken back before its time
+            status, raw = await self._answer(method, path, params, body, await self._tokens.current())
+        if status >= 300:
+            raise self._refusal(status, raw)
         try:
             told: object = json.loads(raw)
         except ValueError:
@@ -232,6 +217,28 @@ class Kube:
         if not isinstance(told, dict):
             raise self._strange()
         return cast("dict[str, Any]", told)
+
+    async def _answer(
+        self, method: str, path: str, params: Mapping[str, str], body: Mapping[str, Any] | None, token: str | None
+    ) -> tuple[int, bytes]:
+        headers = _headers(token)
+        if body is not None:
+            headers["Content-Type"] = MERGE if method == "PATCH" else "application/json"
+        timeout, data = aiohttp.ClientTimeout(total=ANSWER_S), None if body is None else json.dumps(body)
+        try:
+            async with self._open().request(
+                method, self._url(path), params=params, data=data, headers=headers, timeout=timeout, ssl=self._tls
+            ) as answer:
+                return answer.status, await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._down(error) from error
+
+    def _refusal(self, status: int, raw: bytes) -> BackendError:
+        if status >= _FAILS:
+            return BackendDown(f"the Kubernetes API at {self.cluster.server} fails with {status}")
+        if status == _BUSY:
+            return BackendDown(f"the Kubernetes API at {self.cluster.server} has too much to do ({status})")
+        return _refused(status, raw)
 
     def _strange(self) -> BackendDown:
         return BackendDown(f"who answers at {self.cluster.server} is no Kubernetes API; what stands before it?")
@@ -241,34 +248,13 @@ class Kube:
         return BackendDown(f"the Kubernetes API at {self.cluster.server} does not answer: {why}")
 
 
-def _refusal(status: int, raw: bytes) -> BackendRefused:
+def _headers(token: str | None) -> dict[str, str]:
+    return {"Accept": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+
+
+def _refused(status: int, raw: bytes) -> BackendRefused:
     try:
         said = cast("dict[str, Any]", json.loads(raw)).get("message")
     except (ValueError, AttributeError):
         said = None
     return BackendRefused(str(said or f"the Kubernetes API answers {status}"), status)
-
-
-def _token_of(command: Mapping[str, Any]) -> str | None:
-    """Of a credential plugin. Source: client.authentication.k8s.io ExecCredential."""
-    argv = [str(command.get("command")), *map(str, cast("Sequence[object]", command.get("args") or ()))]
-    extra = {str(one["name"]): str(one["value"]) for one in objects(command.get("env"))}
-    try:
-        told = subprocess.run(argv, capture_output=True, env={**os.environ, **extra}, timeout=_EXEC_S, check=True)
-        return cast("dict[str, Any]", json.loads(told.stdout))["status"].get("token")
-    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, AttributeError) as error:
-        why = _why_no_token(error)
-        raise BackendRefused(f"{argv[0]}, which the kubeconfig names for the token, fails: {why}") from None
-
-
-def _why_no_token(error: Exception) -> str:
-    """Without its arguments and its output, which may hold secrets."""
-    match error:
-        case subprocess.CalledProcessError():
-            return f"it ended with {error.returncode}"
-        case subprocess.TimeoutExpired():
-            return f"no answer in {_EXEC_S:g} s"
-        case OSError():
-            return error.strerror or type(error).__name__
-        case _:
-            return "it tells no token"

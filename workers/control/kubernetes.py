@@ -12,7 +12,9 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
+
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from swapper.errors import BackendDown, BackendError, BackendRefused
 from workers.control import GRACE_MS, ExitStatus, Phase, Seen
@@ -20,10 +22,13 @@ from workers.control.kube import Cluster, Kube, cluster, fields_of, objects
 from workers.control.pulse import Pulse
 from workers.control.scalers import suspects
 
+T = TypeVar("T")
+
 KEPT = "swapper/replicas"
 """The annotation with the number of replicas before swapper scaled to 0."""
 _DENIED, _NOT_FOUND, _CONFLICT = 403, 404, 409
-_ATTEMPTS = 5
+_START_S = 5.0
+"""So long a start is tried again with an API that fails; whoever wants it up tries again later."""
 _LEAVE_S = 30.0
 """Beyond their grace pods may take so long to be gone from the API."""
 _PAUSES_S = (0.2, 5.0)
@@ -68,7 +73,7 @@ class KubernetesControl:
     async def ensure(self) -> None:
         """Scale it to what it had, where it is at 0. Raises BackendError."""
         async with self._acting:
-            await self._again(self._up)
+            await self._again(self._up, _START_S)
             self._scaled_down = False
         self._pulse.beat()
 
@@ -78,11 +83,18 @@ class KubernetesControl:
             await self._scale(_kept(found))
 
     async def stop(self, grace_ms: int | None = None) -> None:
-        """Scale it to 0; returns once no pod of it is listed. Its pods' own longer grace counts."""
+        """Scale it to 0; returns once no pod of it is listed. Its pods' own longer grace counts.
+
+        An API that fails or is away meanwhile is asked again for as long. Raises BackendDown where that was all.
+        """
         async with self._acting:
-            if await self._again(self._down):
+            grace_s, began = (
+                (self._grace_ms if grace_ms is None else grace_ms) / 1000,
+                asyncio.get_running_loop().time(),
+            )
+            if await self._again(self._down, grace_s + _LEAVE_S):
                 self._scaled_down = True
-                await self._emptied((self._grace_ms if grace_ms is None else grace_ms) / 1000)
+                await self._emptied(began, grace_s)
         self._pulse.beat()
 
     async def _down(self) -> bool:
@@ -102,37 +114,46 @@ class KubernetesControl:
     async def _scale(self, replicas: int) -> None:
         await self._said("scale", self._open().patch(f"{self._path()}/scale", {"spec": {"replicas": replicas}}))
 
-    async def _again(self, act: Callable[[], Awaitable[Any]]) -> Any:  # noqa: ANN401
-        """Once more where somebody else wrote between our look and our change."""
-        for _ in range(_ATTEMPTS - 1):
-            try:
-                return await act()
-            except BackendRefused as refused:
-                if refused.status != _CONFLICT:
-                    raise
-        return await act()
+    async def _again(self, act: Callable[[], Awaitable[T]], limit_s: float) -> T:
+        """Once more where somebody else wrote between our look and our change, and where the API failed, for so long.
 
-    async def _emptied(self, grace_s: float) -> None:
-        """Wait until none of its pods is listed."""
-        began, pods = asyncio.get_running_loop().time(), await self._pods()
-        graces = [float(one["spec"].get("terminationGracePeriodSeconds", 30)) for one in pods]
-        limit = max(grace_s, *graces, 0.0) + _LEAVE_S
+        `act` looks first: what was done though its answer was lost is not done again.
+        """
+        retrying = AsyncRetrying(
+            retry=retry_if_exception(_passes),
+            wait=wait_random_exponential(multiplier=_PAUSES_S[0], max=_PAUSES_S[1]),
+            stop=stop_after_delay(limit_s),
+            reraise=True,
+        )
+        return await retrying(act)
+
+    async def _emptied(self, began: float, grace_s: float) -> None:
+        """Wait until none of its pods is listed; what the API does not tell is asked for again."""
         self._listen()
-        while pods:
+        while True:
             turn = self._pulse.next()
-            pods = await self._pods()
-            if not pods:
-                return
-            if _wanted(found := await self._get()) > 0:
-                raise BackendError(f"{self._who} was scaled to 0 and is at {_wanted(found)}: {await self._by(found)}")
-            left = began + limit - asyncio.get_running_loop().time()
+            try:
+                pods = await self._pods()
+                if not pods:
+                    return
+                if _wanted(found := await self._get()) > 0:
+                    by = await self._by(found)
+                    raise BackendError(f"{self._who} was scaled to 0 and is at {_wanted(found)}: {by}")
+                grace_s = max(grace_s, *(float(one["spec"].get("terminationGracePeriodSeconds", 30)) for one in pods))
+                late: BackendError = self._lingering(pods, grace_s + _LEAVE_S)
+            except BackendDown as down:
+                late = BackendDown(f"{self._who} was scaled to 0, and whether its pods are gone is not told: {down}")
+            left = began + grace_s + _LEAVE_S - asyncio.get_running_loop().time()
             if left <= 0:
-                names = ", ".join(sorted(one["metadata"]["name"] for one in pods))
-                said = f"{self._who} was scaled to 0 and after {limit:g} s these pods are still there: {names}"
-                raise BackendError(f"{said}; kubectl describe pod says what holds them")
+                raise late
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(left, _PAUSES_S[1])):
                     await turn.wait()
+
+    def _lingering(self, pods: Sequence[Mapping[str, Any]], limit_s: float) -> BackendError:
+        names = ", ".join(sorted(one["metadata"]["name"] for one in pods))
+        said = f"{self._who} was scaled to 0 and after {limit_s:g} s these pods are still there: {names}"
+        return BackendError(f"{said}; kubectl describe pod says what holds them")
 
     async def restart(self, grace_ms: int | None = None) -> None:
         """Scale it to 0 and back."""
@@ -300,6 +321,10 @@ class KubernetesControl:
                 self._pulse.beat()
             await asyncio.sleep(pause)
             pause = min(pause * 2, _PAUSES_S[1])
+
+
+def _passes(error: BaseException) -> bool:
+    return isinstance(error, BackendDown) or (isinstance(error, BackendRefused) and error.status == _CONFLICT)
 
 
 def _wanted(found: Mapping[str, Any]) -> int:
