@@ -33,7 +33,7 @@ from swapper.coordinator import Coordinator
 from swapper.core.spec import Spec
 from swapper.core.troubles import line
 from swapper.errors import ConfigError, StoreDown, SwapperError
-from swapper.estimates import thought
+from swapper.estimates import rams, thought
 from swapper.foresee import before_start
 from swapper.gateway import http as gateway
 from swapper.gateway.admission import Admission
@@ -58,6 +58,7 @@ from swapper.watches import background, or_failed, started, until_ended, warn, w
 from workers.agent import Agent
 from workers.backend import Backend, Owners, Probe
 from workers.control import Control, Watched
+from workers.hostram import HostRam
 from workers.marks import Marks
 from workers.pagecache import PageCache, files_of
 
@@ -230,9 +231,11 @@ async def _agent(
     with writing(config.state_dir):
         marks = Marks.open(config.state_dir / "marks" / f"{host}.jsonl")
     stack.callback(marks.close)
-    page_cache = PageCache(partial(files_of, backends))
+    floor_mib = config.policy.ram_floor_mib
+    page_cache = PageCache(partial(files_of, backends), floor_mib=floor_mib)
+    ram = HostRam(await asyncio.to_thread(rams, config, os.environ), floor_mib=floor_mib)
     stack.push_async_callback(page_cache.close)
-    agent = Agent(host, store, backends, spec.tenants, probes, marks, page_cache)
+    agent = Agent(host, store, backends, spec.tenants, probes, marks, page_cache, ram)
     stack.push_async_callback(agent.close)
     await agent.claim()
     return agent

@@ -12,12 +12,14 @@ from typing import Any, cast
 from swapper.config import Config
 from swapper.config.schema import TenantEntry
 from swapper.config.served import LLAMA, WHOLE, Served, served
+from swapper.estimates import sleeping_mib
 from workers.backend import Backend, Owners
 from workers.client import ServerClient
 from workers.comfyui.server import ComfyUI
 from workers.control import Control, Watched
 from workers.control.process import WatchedProcess
 from workers.hooks import Hooked, Hooks
+from workers.hostram import HostRam
 from workers.llama.router import LlamaRouter
 from workers.llama.server import LlamaServer
 from workers.llama.slots import Keep
@@ -116,6 +118,7 @@ def _whole(name: str, entry: TenantEntry, config: Config, control: Control, one:
     who = {"vllm": VLLM, "sglang": SGLANG}.get(entry.kind, "the server")
     http = ServerClient(cast("str", entry.url), who, api_key(entry, one))
     folder = config.state_dir / "servers" / name
+    kept, ram = sleeping_mib(entry), HostRam({}, floor_mib=config.policy.ram_floor_mib)
     engine: Engine | None = None
     if entry.kind == "vllm":
         engine = Vllm(http, entry.sleep or 1, folder)
@@ -129,6 +132,7 @@ def _whole(name: str, entry: TenantEntry, config: Config, control: Control, one:
         ours=entry.control != "attach",
         engine=engine,
         rests=entry.sleep is not None,
+        no_room=lambda: ram.short(kept, f"putting {name} to sleep") if kept else None,
     )
     return backend
 

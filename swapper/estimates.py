@@ -9,8 +9,12 @@ from collections.abc import Mapping
 
 from swapper.config import Config
 from swapper.config.advice import model_options
+from swapper.config.schema import TenantEntry
+from swapper.config.served import LLAMA, WHOLE
 from swapper.config.units import show_mib
 from swapper.core.watched import NeedFrom
+from workers.backend import Unread
+from workers.hostram import available
 from workers.llama.estimate import Estimate, estimate
 from workers.llama.fingerprint import local_path
 from workers.llama.gguf import GgufIdentities
@@ -29,6 +33,65 @@ def estimates(config: Config, environ: Mapping[str, str]) -> Mapping[str, Estima
 def thought(config: Config, environ: Mapping[str, str]) -> Mapping[str, int]:
     """MiB of those that could be estimated."""
     return {tenant: one.mib for tenant, one in estimates(config, environ).items() if one is not None}
+
+
+def rams(config: Config, environ: Mapping[str, str]) -> Mapping[str, int]:
+    """MiB of the machine's memory that each load takes, by tenant id; those that take none are left out.
+
+    What is written (`ram`), else what stays there of a llama-server's model whose options keep a part off the card.
+    """
+    identities = GgufIdentities(config.state_dir, keep=False)
+    found: dict[str, int] = {}
+    for tenant, (server, one) in config.served().items():
+        entry = config.tenants[server]
+        models = [m.ram_mib for m in entry.models.values() if m.ram_mib is not None] if entry.kind in WHOLE else []
+        own = sum(models) if models else one.entry.ram_mib
+        written = entry.ram_mib if own is None else own
+        if entry.sleep == 1:
+            continue  # asked for before it sleeps
+        if written is None and entry.kind in LLAMA and _in_part(config, tenant, environ):
+            guess = _estimate(config, tenant, environ, identities)
+            written = None if guess is None else guess.host_mib
+        if written:
+            found[tenant] = written
+    return found
+
+
+def too_large(config: Config, environ: Mapping[str, str]) -> list[str]:
+    """A sentence each about those here that take more of the machine's memory than it can ever give."""
+    memory, floor_mib = available(), config.policy.ram_floor_mib
+    if isinstance(memory, Unread):
+        return []
+    here = {name for name, card in config.cards.items() if card.host == "main"}
+    asleep = {name: sleeping_mib(entry) for name, entry in config.tenants.items()}
+    needs = {**rams(config, environ), **{name: mib for name, mib in asleep.items() if mib}}
+    has = f"which has {show_mib(memory.total_mib)} and is to keep {show_mib(floor_mib)} (policy.ram_floor)"
+    return [
+        f"{tenant} takes {show_mib(mib)} of the machine's memory, {has}: it would never "
+        f"{'sleep' if asleep.get(tenant) else 'be loaded'}; "
+        "write ram: SIZE where it takes less, or use a smaller model"
+        for tenant, mib in needs.items()
+        if mib + floor_mib > memory.total_mib and config.tenants[config.server_of(tenant)].card in here
+    ]
+
+
+def _in_part(config: Config, tenant: str, environ: Mapping[str, str]) -> bool:
+    options = model_options(config, tenant, environ)
+    chosen = options.number("n-gpu-layers") if options is not None else None
+    return chosen is not None and chosen >= 0
+
+
+def sleeping_mib(entry: TenantEntry) -> int:
+    """MiB of the machine's memory that a server with `sleep: 1` takes while it sleeps; 0 where that is not known.
+
+    What is written (`ram`), else its `vram`, for its weights are no more than that.
+    """
+    needs = [one.vram_mib for one in entry.models.values() if isinstance(one.vram_mib, int)]
+    vram = entry.vram_mib if isinstance(entry.vram_mib, int) else sum(needs)
+    models = [one.ram_mib for one in entry.models.values() if one.ram_mib is not None]
+    written = sum(models) if models else entry.ram_mib
+    kept = vram if written is None else written
+    return kept if entry.sleep == 1 else 0
 
 
 def _estimate(config: Config, tenant: str, environ: Mapping[str, str], identities: GgufIdentities) -> Estimate | None:

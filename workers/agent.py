@@ -21,6 +21,7 @@ from swapper.errors import StoreDown
 from workers.backend import Backend, Probe
 from workers.claim import OBEYED, Claim, ClaimLost
 from workers.claim import Link as ClaimLink
+from workers.hostram import HostRam
 from workers.lanes import WAITING, Lanes, Stored
 from workers.marks import Fresh, Marks, Old, Pair, Repeat
 from workers.observe import Sight, TenantPlace
@@ -77,6 +78,7 @@ class Agent:
         probes: Mapping[str, Probe],
         marks: Marks,
         page_cache: PageCache | None = None,
+        ram: HostRam | None = None,
     ) -> None:
         self.executor = f"agent:{host}"
         self._link = link
@@ -86,7 +88,7 @@ class Agent:
         for card in probes:  # who kept a card before this agent was started anew may keep it still
             left = left_behind(marks.last(card, None))
             sight.linger(card, (Holder(pid, started) for pid, started in left))
-        self._verbs = Verbs(backends, sight)
+        self._verbs = Verbs(backends, sight, ram)
         self._claim = Claim(link, self.executor, marks)
         for backend in backends.values():
             backend.fenced(self._claim.fence)

@@ -8,7 +8,7 @@ count: vLLM and SGLang may crash over one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -67,7 +67,8 @@ class OpenAiServer(Kind):
     """Implements `workers.backend.Backend` for one server and its only tenant.
 
     `models` are the names it serves, the first for the smallest call; `ours`: `control` starts and stops it. `rests`:
-    a release puts it to rest by its `engine` and leaves it running.
+    a release puts it to rest by its `engine` and leaves it running. `no_room` says why what it keeps in the machine's
+    memory then cannot be had; None where it can.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class OpenAiServer(Kind):
         ours: bool = True,
         engine: Engine | None = None,
         rests: bool = False,
+        no_room: Callable[[], str | None] = lambda: None,
         limits: Limits | None = None,
     ) -> None:
         super().__init__(http, control, name=tenant, ours=ours, limits=limits)
@@ -87,6 +89,7 @@ class OpenAiServer(Kind):
         self._models = tuple(models)
         self._engine = engine
         self._rests = rests and engine is not None
+        self._no_room = no_room
         self._waking = False
         self._stopped = False
 
@@ -206,6 +209,8 @@ class OpenAiServer(Kind):
                 return self._notes()
             try:
                 await self._drained(tenant, limit_ms // 2, self._count)
+                if (why := self._no_room()) is not None:
+                    raise BackendRefused(why)
                 await self._http.fence()
                 await self._engine.rest(max(deadline - loop.time(), self._limits.poll_s))
             except BackendError as error:

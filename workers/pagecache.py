@@ -19,10 +19,9 @@ from pathlib import Path
 import structlog
 
 from workers.backend import Backend, Filed
-from workers.vram.unified import HostMemory, host_memory
+from workers.hostram import FLOOR_MIB, available
+from workers.vram.unified import HostMemory
 
-FLOOR_MIB = 1024
-"""So much of the machine's memory stays available to others."""
 LOOK_S = 20.0
 """So often it is looked whether the lease's own work has pushed the files out again."""
 _PIECE = 8 << 20
@@ -72,7 +71,7 @@ class PageCache:
         self,
         files: Callable[[str], Awaitable[Sequence[Path]]],
         *,
-        memory: Callable[[], object] = host_memory,
+        memory: Callable[[], object] = available,
         floor_mib: int = FLOOR_MIB,
         look_s: float = LOOK_S,
     ) -> None:

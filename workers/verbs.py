@@ -34,6 +34,7 @@ from workers.backend import (
     Talk,
     WouldPushOut,
 )
+from workers.hostram import HostRam
 from workers.observe import Sight
 from workers.vacate import Left, VacateArgs, vacate
 
@@ -100,16 +101,18 @@ class Verbs:
         self,
         backends: Mapping[str, Backend],
         sight: Sight,
+        ram: HostRam | None = None,
     ) -> None:
         self._backends = backends
         self._sight = sight
+        self._ram = ram or HostRam({})
         self.holder_of: Callable[[str], tuple[int, int] | None] = lambda _: None
         """The process (pid, start) that runs under a lease for us; None where we run none under it."""
         self._on_tenant: Mapping[str, Callable[[Backend, str, Command], Awaitable[Outcome]]] = {
             Step.DRAIN: _drain,
             Step.SAVE: _save,
             Step.RELEASE: _release,
-            Step.LOAD: _load,
+            Step.LOAD: self._load,
             Step.RESTORE: _restore,
         }
 
@@ -132,6 +135,17 @@ class Verbs:
         if server is None or command.tenant is None or not may:
             raise BackendRefused(f"{command.tenant} is not configured on this host")
         return self._backends[server], command.tenant
+
+    async def _load(self, backend: Backend, tenant: str, _command: Command) -> Outcome:
+        """Only where the machine's memory has room for it; one that is there has taken its own already."""
+        asked = self._ram.asks(tenant)
+        there = asked and (await self._sight.server(self._sight.tenants[tenant].server))[tenant].holds_vram
+        async with self._ram.room(tenant, there=there):
+            try:
+                return _loaded(await backend.load(tenant))
+            except BackendError as error:
+                out = {"out_of_memory": True} if _OUT_OF_MEMORY.search(str(error)) else {}
+                return Outcome(False, str(error), data=out)
 
     def _named(self, left: Left) -> Left:
         """With its process, where that is known here."""
@@ -204,11 +218,7 @@ async def _release(backend: Backend, tenant: str, command: Command) -> Outcome:
     return Outcome(True, said)
 
 
-async def _load(backend: Backend, tenant: str, _command: Command) -> Outcome:
-    try:
-        loaded = await backend.load(tenant)
-    except BackendError as error:
-        return Outcome(False, str(error), data={"out_of_memory": True} if _OUT_OF_MEMORY.search(str(error)) else {})
+def _loaded(loaded: Loaded) -> Outcome:
     data = {
         "n_slots": loaded.n_slots,
         "n_ctx_slot": loaded.n_ctx_slot,

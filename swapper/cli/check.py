@@ -28,7 +28,7 @@ from swapper.config.comfyui import KIND as COMFYUI
 from swapper.config.kinds import SERVED, WHO
 from swapper.config.served import ONE_MODEL, served
 from swapper.errors import ConfigError, StoreDown
-from swapper.estimates import estimates, told
+from swapper.estimates import estimates, told, too_large
 from swapper.foresee import losses
 from swapper.notify.post import look, send, trial_message
 from swapper.ourselves import Ourselves
@@ -99,6 +99,7 @@ async def examine(config: Config, environ: Mapping[str, str]) -> list[Finding]:
         lost = await asyncio.to_thread(losses, config, server, environ)
         found += [Finding(False, f"{loss}; {_PUT_BACK}") for loss in lost]
     found += [one async for one in _store(config)]
+    found += [Finding(True, text) for text in await asyncio.to_thread(too_large, config, environ)]
     for server, entry in config.tenants.items():
         found += [one async for one in _server(config, server, entry, environ)]
     return sorted(dict.fromkeys(found), key=lambda one: not one.error)

@@ -31,7 +31,7 @@ _KEPT = {
     "max_call": "this version ends no call for its length alone",
 }
 
-_COMMON = frozenset({"kind", "control", "card", "evict", "grace", "hooks", "on_over"})
+_COMMON = frozenset({"kind", "control", "card", "evict", "grace", "hooks", "on_over", "ram"})
 _EVERY = frozenset({"0.0.0.0", "::"})
 _LEAST_EVERY_MS = 10_000
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})

@@ -212,9 +212,13 @@ class HooksEntry(Section):
 
 
 class ModelEntry(Section):
-    """One model of a server that serves several by name. `api_key_env`, `on_over`: where it is not the server's."""
+    """One model of a server that serves several by name. `api_key_env`, `on_over`: where it is not the server's.
+
+    `ram`: what it takes of the machine's memory beside its card.
+    """
 
     vram_mib: Vram | None = Field(default=None, alias="vram")
+    ram_mib: Mib | None = Field(default=None, alias="ram")
     aliases: tuple[Text, ...] = ()
     ttl_ms: OptionalMs = Field(default=None, alias="ttl")
     default: StrictBool = False
@@ -228,7 +232,8 @@ class TenantEntry(Section):
 
     `sleep`: a vLLM or SGLang gives its VRAM back without ending; 1 keeps its weights in host memory, 2 reads them
     from disk again. `keep_alive`: how long an Ollama keeps what swapper loaded, null: until it is released. `on_over`:
-    what is done once it takes more than its `vram`, beside telling it.
+    what is done once it takes more than its `vram`, beside telling it. `ram`: what it takes of the machine's memory
+    while it is loaded, of one with `sleep: 1` while it sleeps.
     """
 
     kind: Kind
@@ -249,6 +254,7 @@ class TenantEntry(Section):
     models: dict[str, ModelEntry] = Field(default_factory=dict)
     gate: Listen | None = None
     vram_mib: Vram | None = Field(default=None, alias="vram")
+    ram_mib: Mib | None = Field(default=None, alias="ram")
     linger_ms: OptionalMs = Field(default=None, alias="linger")
     grace_ms: Ms = Field(default=30_000, alias="grace")
     evict: Literal["auto", "never"] = "auto"
@@ -305,7 +311,7 @@ class Drain(Section):
 
 
 class PolicyEntry(Section):
-    """The numbers of the policy."""
+    """The numbers of the policy. `ram_floor`: so much of the machine's memory no load takes."""
 
     overhead: Annotated[float, Field(gt=0, lt=1)] = 0.1
     patience: Patience = Patience()
@@ -316,6 +322,7 @@ class PolicyEntry(Section):
     idle_restore_ms: Ms = Field(default=120_000, alias="idle_restore")
     grace_ms: Ms = Field(default=30_000, alias="grace")
     max_queue: Annotated[StrictInt, Field(ge=1)] = 10_000
+    ram_floor_mib: Mib = Field(default=1024, alias="ram_floor")
 
 
 class GatewayEntry(Section):

@@ -34,12 +34,16 @@ _PAD = 256
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """MiB of weights, KV cache for `n_ctx` tokens, and what comes beside."""
+    """MiB of weights, KV cache for `n_ctx` tokens, and what comes beside.
+
+    `host_mib`: of weights and cache together, what stays in the machine's memory.
+    """
 
     weights_mib: int
     cache_mib: int
     n_ctx: int
     beside_mib: int
+    host_mib: int = 0
 
     @property
     def mib(self) -> int:
@@ -66,10 +70,11 @@ def estimate(options: ModelOptions, size: int, facts: Mapping[str, Scalar]) -> E
     values = (number("attention.value_length") or each) * _bytes(options, "cache-type-v")
     remembering = layers // (number("full_attention_interval") or 1)
     there = _on_the_card(options, layers)
-    cache = remembering * n_ctx * kv_heads * (keys + values) * there
-    weights = size * there
+    all_cache = remembering * n_ctx * kv_heads * (keys + values)
+    weights, cache = size * there, all_cache * there
     beside = BESIDE_MIB * MIB + weights * BESIDE_PART
-    return Estimate(_up(weights), _up(cache), n_ctx, _up(beside))
+    host = (size + all_cache) * (1 - there)
+    return Estimate(_up(weights), _up(cache), n_ctx, _up(beside), _up(host))
 
 
 def _bytes(options: ModelOptions, name: str) -> float:

@@ -20,8 +20,10 @@ import xxhash
 from swapper.core.conversations import WORTH_TOKENS
 from swapper.errors import BackendError
 from swapper.snapshots.manifest import MANIFEST_SUFFIX, Fingerprint, Manifest, decode, encode, refusal
+from workers.hostram import FLOOR_MIB, available, in_memory
 from workers.llama.refused import Refusals, Stamp
 from workers.llama.regular import NotRegular, open_regular, rewrite_regular, stat_regular
+from workers.vram.unified import HostMemory
 
 _CHUNK = 1 << 20
 _MANIFEST_BYTES = 1 << 20
@@ -315,8 +317,15 @@ class SlotFolder:
             raise BackendError(f"{short}, the floor is {keep.free_bytes >> 20} MiB: nothing is saved")
 
     def short(self, keep: Keep) -> str | None:
-        """What the disk has free, in words, where that is less than the floor. Raises OSError."""
+        """What the disk has free, in words, where that is less than the floor. Raises OSError.
+
+        Of one that is in the machine's memory (tmpfs) it is no more than that has to spare.
+        """
         free = shutil.disk_usage(self.path).free
+        if in_memory(self.path):
+            memory = available()
+            left = memory.free_mib - FLOOR_MIB if isinstance(memory, HostMemory) else 0
+            free = min(free, max(0, left) << 20)
         return f"{self.path} has {free >> 20} MiB free" if free < keep.free_bytes else None
 
 
