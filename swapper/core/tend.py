@@ -42,7 +42,7 @@ def on_wanted(world: World, spec: Spec, report: Report, *, swap_id: str, token: 
         return None  # it is on its way, and all gateways are told when it is there
     if card.swap is not None or configured.id not in card.residents or gate is None or not gate.open:
         why = "the card is being handed over" if card.swap is not None else f"{configured.id} does not serve"
-        again = card.swap is not None and card.swap.tends is not None  # that takes a moment, then it may come
+        again = card.swap is not None and _is_short(card.swap)  # then it may come
         said = {"snapshot": snapshot, "ok": False, "detail": why, "again": again, "stays": True}
         draft.order(PLACED, configured.id, said)
         return draft.commit()
@@ -67,6 +67,14 @@ def on_wanted(world: World, spec: Spec, report: Report, *, swap_id: str, token: 
     draft.record(Step.RESTORE, configured.id)
     _restore(draft)
     return draft.commit()
+
+
+def _is_short(swap: Swap) -> bool:
+    """Whether it takes a moment only: one conversation, or the last step of a handover, whose gates stand open already.
+
+    The very call that a handover was for may ask then: the gateway hears of its gate before the swap has ended.
+    """
+    return swap.tends is not None or swap.stage is Step.OPEN
 
 
 def brings(swap: Swap) -> bool:

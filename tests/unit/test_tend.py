@@ -75,6 +75,18 @@ def test_during_a_handover_nothing_is_brought_back_and_the_gateways_are_told_at_
     assert play.swap.lease == "a"
 
 
+def test_what_a_handover_was_for_has_to_wait_for_its_last_step_only() -> None:
+    """The gate is open, and a call was let in by it, before the coordinator has heard so."""
+    play = Play(spec(tenant("med")))
+    play.demand((MED, 1, 0))
+    play.decide()
+    for step, again in (("load", False), ("open", True)):
+        play.run(until=step)
+        ask(play)
+        word = play.commits[-1].commands[-1]
+        assert (word.verb, word.args["ok"], word.args["again"]) == ("placed", False, again)
+
+
 def test_a_lease_waits_only_until_the_conversation_is_back() -> None:
     play = serving()
     ask(play)
