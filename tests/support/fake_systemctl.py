@@ -3,12 +3,15 @@
     UNITS=FOLDER python -m tests.support.fake_systemctl VERB [OPTIONS] UNIT
 
 Invariant: it answers as the real one does, in words and status: properties come in the manager's own order, `show` of
-an unknown unit succeeds, a `stop` waits for the end, `start` for the start alone, and what is denied or unknown is said
-on stderr. A unit is FOLDER/UNIT.json: `command`, and what is to go wrong with it: `denied`, `masked`, `result`.
+an unknown unit succeeds, a `stop` waits for the end and succeeds also where TimeoutStopSec made it a KILL, `start`
+waits for the start alone (of one that is being stopped, for that end first), and what is denied or unknown is said on
+stderr, after warnings. A unit is FOLDER/UNIT.json: `command`, and what is to go wrong: `denied`, `masked`, `result`;
+`restart_s` is Restart=always with its RestartSec, `stop_timeout_s` TimeoutStopSec, `changed` that its file was changed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -22,7 +25,10 @@ from typing import Any, NoReturn, cast
 from workers.control import launcher
 
 _US = "tests.support.fake_systemctl"
-_ORDER = ("MainPID", "Result", "ExecMainCode", "ExecMainStatus", "LoadState", "ActiveState", "SubState", "InvocationID")
+_ORDER = (
+    *("MainPID", "Result", "ExecMainCode", "ExecMainStatus", "LoadState", "ActiveState", "SubState", "InvocationID"),
+    "NeedDaemonReload",
+)
 
 
 def install(folder: Path) -> Path:
@@ -60,6 +66,11 @@ def main(name: str, arguments: list[str]) -> int:
         )
     if unit.about.get("denied"):
         return _fail(f"Failed to {verb} {unit.name}: Interactive authentication required.\nSee system logs.", 4)
+    if unit.about.get("changed"):
+        said = f"Warning: The unit file, source configuration file or drop-ins of {unit.name} changed on disk."
+        print(f"{said} Run 'systemctl daemon-reload' to reload units.", file=sys.stderr)
+    if unit.about.get("masked") and verb == "start":
+        return _fail(f"Failed to start {unit.name}: Unit {unit.name} is masked.", 1)
     if verb == "start":
         return unit.start()
     return unit.kill(signal.SIGKILL) if verb == "kill" else unit.stop()
@@ -85,8 +96,14 @@ class Unit:
         kept = self._kept()
         return bool(kept) and launcher.lives(kept["pid"], kept["started"])
 
+    def _waits(self) -> bool:
+        """Between two attempts of Restart=always."""
+        kept = self._kept()
+        return bool(kept.get("waits")) and launcher.lives(*kept["keeper"])
+
     def shown(self) -> dict[str, str]:
         nothing = {"MainPID": "0", "Result": "success", "ExecMainCode": "0", "ExecMainStatus": "0", "InvocationID": ""}
+        nothing["NeedDaemonReload"] = "yes" if self.about is not None and self.about.get("changed") else "no"
         if self.about is None:
             return nothing | {"LoadState": "not-found", "ActiveState": "inactive", "SubState": "dead"}
         if self.about.get("masked"):
@@ -103,8 +120,11 @@ class Unit:
         # TERM and a clean exit are a success to systemd, what else ends a unit is a failure.
         bad = not (status == 0 or (status == -signal.SIGTERM and kept.get("stopping")))
         result = ("signal" if status < 0 else "exit-code") if bad else "success"
+        result = "timeout" if kept.get("timed_out") else result
         state = ("failed", "failed") if bad else ("inactive", "dead")
         told = {"Result": result, "ExecMainCode": code, "ExecMainStatus": str(value)}
+        if self._waits():
+            return shown | told | {"ActiveState": "activating", "SubState": "auto-restart"}
         return shown | told | {"ActiveState": state[0], "SubState": state[1]}
 
     def _status(self) -> int | None:
@@ -120,22 +140,30 @@ class Unit:
         assert self.about is not None
         if self.about.get("result"):
             return _fail(f"Job for {self.name} failed because {self.about['result']}.\nSee systemctl status.", 1)
-        if not self._alive():
+        while self._kept().get("stopping") and (self._alive() or self._waits()):
+            time.sleep(0.01)  # its stop goes on first
+        if not self._alive() and not self._waits():
             self._state.with_suffix(".status").unlink(missing_ok=True)
-            keeper = [sys.executable, "-m", _US, "keep", str(self._state), str(self._log), *self.about["command"]]
+            wait_s = str(self.about.get("restart_s", -1))
+            keeper = [sys.executable, "-m", _US, "keep", str(self._state), str(self._log), wait_s]
             null = subprocess.DEVNULL
-            with subprocess.Popen(keeper, stdout=subprocess.PIPE, stderr=null, start_new_session=True) as kept:
+            argv = [*keeper, *self.about["command"]]
+            with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=null, start_new_session=True) as kept:
                 assert kept.stdout is not None
-                self._state.write_text(kept.stdout.readline().decode())
+                kept.stdout.readline()
                 kept.returncode = 0  # it outlives us
         return 0
 
     def stop(self) -> int:
-        kept = self._kept()
-        if self._alive():
-            self._state.write_text(json.dumps({**kept, "stopping": True}))
+        assert self.about is not None
+        deadline = time.monotonic() + self.about.get("stop_timeout_s", 90.0)
+        if self._alive() or self._waits():
+            _write(self._state, {**self._kept(), "stopping": True})
             self.kill(signal.SIGTERM)
-        while self._alive():
+        while self._alive() or self._waits():
+            if time.monotonic() > deadline:
+                _write(self._state, {**self._kept(), "timed_out": True})
+                self.kill(signal.SIGKILL)
             time.sleep(0.01)
         return 0
 
@@ -145,18 +173,37 @@ class Unit:
         return 0
 
 
-def _keep(state: Path, log: Path, command: list[str]) -> NoReturn:
-    """What a manager does for one process: start it, and write down how it ended."""
-    with log.open("wb") as out:
-        child = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
-    stat = launcher.stat_of(child.pid)
-    print(json.dumps({"pid": child.pid, "started": stat[3] if stat else 0, "run": uuid.uuid4().hex}), flush=True)
-    os.close(1)
-    status = child.wait()
-    fresh = state.with_suffix(".fresh")
-    fresh.write_text(str(status))
-    fresh.replace(state.with_suffix(".status"))
-    sys.exit(0)
+def _write(state: Path, about: dict[str, Any]) -> None:
+    fresh = state.with_suffix(f".{os.getpid()}")
+    fresh.write_text(json.dumps(about))
+    fresh.replace(state)
+
+
+def _keep(state: Path, log: Path, restart_s: float, command: list[str]) -> NoReturn:
+    """What a manager does for one process: start it, write down how it ended, start it again where that is wanted."""
+    us = launcher.stat_of(os.getpid())
+    assert us is not None
+    while True:
+        with log.open("wb") as out:
+            child = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+        stat = launcher.stat_of(child.pid)
+        about = {"pid": child.pid, "started": stat[3] if stat else 0, "run": uuid.uuid4().hex}
+        _write(state, {**about, "keeper": (os.getpid(), us[3])})
+        with contextlib.suppress(OSError):
+            os.write(1, b"begun\n")
+        status = child.wait()
+        kept = cast("dict[str, Any]", json.loads(state.read_text()))
+        if restart_s >= 0 and not kept.get("stopping"):
+            _write(state, {**kept, "waits": True})
+        fresh = state.with_suffix(".fresh")
+        fresh.write_text(str(status))
+        fresh.replace(state.with_suffix(".status"))
+        until = time.monotonic() + restart_s
+        while time.monotonic() < until and not json.loads(state.read_text()).get("stopping"):
+            time.sleep(0.01)
+        if restart_s < 0 or json.loads(state.read_text()).get("stopping"):
+            sys.exit(0)
+        state.with_suffix(".status").unlink()
 
 
 def _journal(units: Path, which: str, arguments: list[str]) -> int:
@@ -175,5 +222,5 @@ def _fail(said: str, status: int) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1] == "keep":
-        _keep(Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])
+        _keep(Path(sys.argv[2]), Path(sys.argv[3]), float(sys.argv[4]), sys.argv[5:])
     sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -34,10 +34,21 @@ class Units:
         (self._folder / wrong).touch() if so else (self._folder / wrong).unlink()
 
 
+class Ordering(SystemdControl):
+    """Tells when it orders something."""
+
+    ordered = asyncio.Event()
+
+    async def _order(self, verb: str, limit_s: float, *options: str) -> None:
+        self.ordered.set()
+        await super()._order(verb, limit_s, *options)
+
+
 @pytest.fixture
 def units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Units:
     monkeypatch.setenv("PATH", f"{install(tmp_path)}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("workers.control.systemd._LOOK_S", 0.1)
     return Units(tmp_path)
 
 
@@ -122,7 +133,8 @@ async def test_one_that_crashed_has_failed_and_its_last_words_are_those_of_that_
     assert await OnOff("tenant", control, grace_ms=1).observe() == {"tenant": TenantState.FAILED}
 
 
-async def test_the_end_of_its_main_process_is_told(units: Units) -> None:
+async def test_the_end_of_its_main_process_is_told(units: Units, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.control.systemd._LOOK_S", 3600.0)
     units.has("ml.service")
     control = SystemdControl("tenant", "ml")
     await control.ensure()
@@ -132,8 +144,7 @@ async def test_the_end_of_its_main_process_is_told(units: Units) -> None:
     await anext(told)
     change = asyncio.ensure_future(anext(told))
     os.kill(pid, signal.SIGKILL)
-    async with asyncio.timeout(1.5):  # less than it takes to look without being told
-        await change
+    await change
     assert control.alive() is False
 
 
@@ -187,3 +198,97 @@ async def test_without_systemctl_another_control_is_named(monkeypatch: pytest.Mo
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BackendError, match="there is no systemctl here: use control: command, docker or attach"):
         await SystemdControl("tenant", "ml").ensure()
+
+
+async def test_one_that_its_manager_starts_again_is_there_between_two_attempts_and_can_be_stopped(units: Units) -> None:
+    units.has("ml.service", "exit 3", restart_s=60)
+    control = SystemdControl("tenant", "ml")
+    await control.ensure()
+    seen = await until(control, Phase.STARTING)
+    assert (seen.why, control.alive(), control.pid()) == ("ml.service is activating (auto-restart)", True, None)
+    assert await OnOff("tenant", control, grace_ms=1).observe() == {"tenant": TenantState.LOADING}
+    await control.ensure()
+    await control.stop()
+    assert (await control.look()).phase is Phase.GONE
+
+
+async def test_one_that_comes_back_after_it_was_killed_is_told_as_another_run(units: Units) -> None:
+    units.has("ml.service", restart_s=0)
+    control = SystemdControl("tenant", "ml")
+    await control.ensure()
+    before = await until(control, Phase.UP)
+    os.kill(before.pids[0], signal.SIGKILL)
+    changes = control.changes()
+    while (seen := await control.look()).phase is not Phase.UP or seen.pids == before.pids:
+        await anext(changes)
+    assert seen.run != before.run
+    await control.stop()
+    assert (await control.look()).phase is Phase.GONE, "a stop is no end by itself"
+
+
+async def test_what_came_back_while_its_card_was_given_away_is_told_of(units: Units) -> None:
+    units.has("ml.service")
+    control = SystemdControl("tenant", "ml")
+    backend = OnOff("tenant", control, grace_ms=5_000)
+    await backend.load("tenant")
+    await backend.release("tenant", limit_ms=1)
+    await SystemdControl("somebody else", "ml").ensure()
+    assert await backend.end_hung() == "tenant was started by somebody else"
+    await control.stop()
+
+
+async def test_one_that_its_manager_had_to_kill_is_gone_and_that_is_told(units: Units) -> None:
+    units.has("ml.service", "trap '' TERM; echo up; while :; do sleep 0.05; done", stop_timeout_s=0.3)
+    control = SystemdControl("tenant", "ml", grace_ms=60_000)
+    await control.ensure()
+    while await asyncio.to_thread(control.log_tail, 3) != ["up"]:
+        pass
+    await control.stop()
+    assert control.notes() == "ml.service did not end in its own TimeoutStopSec, and its manager killed it"
+    seen = await control.look()
+    assert (seen.phase, seen.why) == (Phase.GONE, "ml.service failed (timeout)")
+
+
+async def test_one_that_somebody_is_stopping_is_started_after_its_end(units: Units) -> None:
+    units.has("ml.service", "trap 'read _ < end; exit 0' TERM; echo up; while :; do sleep 0.05; done")
+    os.mkfifo("end")
+    control = SystemdControl("tenant", "ml")
+    await control.ensure()
+    before = await until(control, Phase.UP)
+    while await asyncio.to_thread(control.log_tail, 3) != ["up"]:
+        pass
+    stopping = asyncio.ensure_future(SystemdControl("somebody else", "ml").stop(60_000))
+    await until(control, Phase.STOPPING)
+    mine = Ordering("tenant", "ml")
+    loading = asyncio.ensure_future(OnOff("tenant", mine, grace_ms=1).load("tenant"))
+    ordered = asyncio.ensure_future(mine.ordered.wait())
+    await asyncio.wait({loading, ordered}, return_when=asyncio.FIRST_COMPLETED)
+    ordered.cancel()
+    await asyncio.to_thread(Path("end").write_text, "now\n")
+    await asyncio.gather(stopping, loading, return_exceptions=True)
+    assert loading.exception() is None
+    assert (await until(control, Phase.UP)).run != before.run
+    again = asyncio.ensure_future(control.stop())
+    await asyncio.to_thread(Path("end").write_text, "now\n")
+    await again
+
+
+async def test_a_file_that_was_changed_is_a_problem_and_hides_no_reason(units: Units) -> None:
+    units.has("ml.service", changed=True, result="the control process exited with error code")
+    control = SystemdControl("tenant", "ml", user=True)
+    said = "the file of ml.service was changed, and systemd goes by what it was before: systemctl --user daemon-reload"
+    assert await control.problems() == [said]
+    with pytest.raises(BackendRefused, match=r"^systemctl start ml.service: Job for ml.service failed because"):
+        await control.ensure()
+
+
+async def test_what_swapper_may_not_stop_is_not_believed_gone(units: Units) -> None:
+    units.has("ml.service")
+    control = SystemdControl("tenant", "ml")
+    await control.ensure()
+    units.has("ml.service", denied=True)
+    with pytest.raises(BackendRefused, match=r"swapper may not stop ml.service: a polkit rule"):
+        await control.stop()
+    assert (await control.look()).phase is Phase.UP
+    units.has("ml.service")
+    await control.stop()

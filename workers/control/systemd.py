@@ -23,9 +23,15 @@ START_S = 120.0
 """A unit's own start may take so long (`Type=notify` says when it is ready; 90 s is systemd's own limit)."""
 _KILL_S = 15.0
 _LOG_S = 3.0
-_SHOWN = ("LoadState", "ActiveState", "SubState", "MainPID", "Result", "ExecMainCode", "ExecMainStatus", "InvocationID")
+_SHOWN = (
+    *("LoadState", "ActiveState", "SubState", "MainPID", "Result", "ExecMainCode", "ExecMainStatus", "InvocationID"),
+    "NeedDaemonReload",
+)
 _KILLED = frozenset({"2", "3"})
 """CLD_KILLED and CLD_DUMPED of waitid(2): ExecMainStatus is a signal then."""
+_TIMED_OUT = "timeout"
+_WARNING = "Warning:"
+"""Such lines come before the reason, as where a unit's file was changed."""
 _DENIED = ("authentication required", "Access denied", "Permission denied")
 _NO_MANAGER = ("Failed to connect to bus", "not been booted with systemd")
 
@@ -50,7 +56,7 @@ class SystemdControl:
         """Start the unit where it does not run. Raises BackendError."""
         async with self._acting:
             shown = await self._known()
-            if _phase(shown) is Phase.GONE:
+            if _phase(shown) in (Phase.GONE, Phase.STOPPING):  # its start comes after the end that somebody ordered
                 await self._order("start", START_S)
             await self._show()
         self._pulse.beat()
@@ -70,9 +76,13 @@ class SystemdControl:
 
     async def _stop(self, grace_s: float) -> None:
         try:
-            return await self._order("stop", grace_s)
+            await self._order("stop", grace_s)
         except _Silent:
             pass
+        else:
+            if (await self._show())["Result"] == _TIMED_OUT:
+                self._note = f"{self._unit} did not end in its own TimeoutStopSec, and its manager killed it"
+            return
         await self._order("kill", ANSWER_S, "--signal=KILL")
         self._note = f"{self._unit} did not end in {grace_s:g} s and was killed"
         try:
@@ -179,10 +189,12 @@ class SystemdControl:
     async def problems(self) -> list[str]:
         """What would keep it from being started and stopped, each with how it is mended."""
         try:
-            await self._known()
+            shown = await self._known()
         except BackendError as error:
             return [str(error)]
-        return []
+        reload = f"systemctl {' '.join((*self._scope, 'daemon-reload'))}"
+        said = f"the file of {self._unit} was changed, and systemd goes by what it was before: {reload}"
+        return [said] if shown["NeedDaemonReload"] == "yes" else []
 
     # The manager.
 
@@ -229,7 +241,8 @@ class SystemdControl:
         return told.decode(errors="replace")
 
     def _refused(self, verb: str, said: str) -> BackendError:
-        first = said.splitlines()[0] if said else "it says nothing"
+        lines = [line for line in said.splitlines() if not line.startswith(_WARNING)]
+        first = lines[0] if lines else "it says nothing"
         if any(word in said for word in _NO_MANAGER):
             who = "the user's systemd" if self._scope else "systemd"
             return BackendDown(f"{who} does not answer ({first}): run swapper where it runs, or use another control")
@@ -248,7 +261,12 @@ class SystemdControl:
 
 
 _LOOK_S = 2.0
-"""A start by somebody else tells itself to nobody; a `changes` looks so often."""
+"""What somebody else does tells itself to nobody here; a `changes` looks so often.
+
+The manager would tell it over D-Bus (PropertiesChanged of the unit, after Subscribe). That is not used: whether the
+path of a unit stays, and what is told between two attempts of Restart=always or after a re-exec of the manager, would
+be believed here and not seen. A look is one `systemctl show`, some ms of the manager's time.
+"""
 
 
 class _Silent(BackendDown):
