@@ -19,7 +19,7 @@ import click
 from swapper.cli import FAILED, OUT_OF_TIME
 from swapper.cli.borrowed import OutOfTime, borrowed
 from swapper.cli.common import Json, Server, console, print_json, size
-from swapper.cli.reload import ByProcess, ByRouter, Reload
+from swapper.cli.reload import ByControl, ByRouter, Reload
 from swapper.cli.trial import Found, Report, Trial
 from swapper.client import SwapperClient
 from swapper.config import Config, load
@@ -102,7 +102,7 @@ def _subject(config: Config, model: str) -> _Subject:
         raise ConfigError([f"tenants.{name}: {said}: remove that, and test again"])
     key = os.environ.get(entry.api_key_env) if entry.api_key_env else None
     target = Target(tenant, entry.url, one.name, key, router=entry.kind == "llama-router")
-    reload = ByRouter(target) if target.router else ByProcess(name, entry, config)
+    reload = ByRouter(target) if target.router else ByControl(name, entry, config)
     return _Subject(tenant, entry.card, target, entry.slot_dir, reload)
 
 

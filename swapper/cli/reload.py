@@ -1,8 +1,8 @@
 """A model's way into a new process and out of it, under a lease of the whole card: by its router, or as its own server.
 
 Invariant: `load` starts from a model that is not there and ends with one that answers, with empty slots; `unload` ends
-once it is gone. A process that was not started here is neither used nor ended. What starts and stops a plain server is
-swapper's own control, over the record that serve keeps of it: whatever is left behind serve finds and takes over.
+once it is gone. What was not started here is neither used nor ended. What starts and stops a plain server is swapper's
+own control (of a process, over the record that serve keeps of it): whatever is left behind serve finds and takes over.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from swapper.controls import control_of
 from swapper.errors import BackendRefused, ConfigError, SwapperError
 from swapper.gateway.context import Target
 from swapper.statefolder import serving_pid
-from workers.control import Control
+from workers.control import Control, Phase, Watched
+from workers.control.process import WatchedProcess
 from workers.llama.http import Model, RouterHttp
 
 LOAD_S = 1800.0
@@ -85,43 +86,51 @@ class ByRouter:
         return models[self._model]
 
 
-class ByProcess:
-    """A plain llama-server of this machine, started and ended as serve does it, with serve's own environment.
+class ByControl:
+    """A plain llama-server, started and ended by its control as serve does it; a process with serve's own environment.
 
     Raises ConfigError where that cannot be done from here.
     """
 
     def __init__(self, name: str, entry: TenantEntry, config: Config) -> None:
         self._name = name
-        self._control = _control(name, entry, config)
+        control = _control(name, entry, config)
+        self._control = control if isinstance(control, Watched) else WatchedProcess(control)
         keeps_nothing = entry.model_copy(update={"snapshots": SnapshotsEntry(strategy="off")})
-        self._server = backend_of(name, keeps_nothing, config, self._control)
-        self._ours: int | None = None
+        self._server = backend_of(name, keeps_nothing, config, control)
+        self._ordered = False
+        self._ours = ""
 
     async def load(self) -> None:
         """See `Reload`."""
-        try:
-            await self._server.load(self._name)
-        finally:
-            self._ours = self._control.pid()
+        self._ordered = True
+        await self._server.load(self._name)
+        self._ordered, self._ours = False, (await self._control.look()).run
 
     async def unload(self) -> None:
-        """See `Reload`."""
-        pid = self._control.pid()
-        if pid not in (None, self._ours):
-            said = f"the server of {self._name} (process {pid}) runs though its card is lent to this test"
+        """See `Reload`. What a load that was cut off left, whichever it is, was ordered here."""
+        seen = await self._control.look()
+        if seen.phase is Phase.UNREACHABLE:
+            raise SwapperError(f"whether the server of {self._name} runs is not known: {seen.why}")
+        if seen.run not in ("", self._ours) and not self._ordered:
+            who = f" (process {seen.pids[0]})" if seen.pids else ""
+            said = f"the server of {self._name}{who} runs though its card is lent to this test"
             raise SwapperError(f"{said}, which did not start it: let it leave the card, and test again")
         await self._server.release(self._name, limit_ms=round(UNLOAD_S * 1000))
+        self._ordered = False
 
     async def close(self) -> None:
         """See `Reload`."""
         await self._server.close()
+        await self._control.close()
 
 
 def _control(name: str, entry: TenantEntry, config: Config) -> Control:
-    if entry.control != "command":
-        said = f"control {entry.control} cannot be tested: the test starts and ends servers of control command only"
+    if entry.control == "attach":
+        said = "control attach cannot be tested: the test starts and ends the server, and swapper does not control it"
         raise ConfigError([f"tenants.{name}: {said}"])
+    if entry.control != "command":
+        return control_of(name, entry, config)
     pid = serving_pid(config.state_dir)
     if pid is None:
         here = f"no swapper serve runs on this machine with state_dir {config.state_dir}"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -100,6 +104,48 @@ def test_a_lease_stops_what_may_leave_and_all_of_it_is_back_afterwards(server: S
     steps = cast("list[Json]", out["steps"])
     (said,) = (str(step["detail"]) for step in steps if step["step"] == "release" and step["tenant"] == "ml")
     assert said.startswith("the container ml did not end on SIGTERM and was killed after 1 s")
+
+
+def tried(server: Server, engine: Dockerd, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "swapper", "snapshots", "test", "alpha", "-c", str(server.config)]
+    return subprocess.run(
+        [*command, "--tokens", "1500", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=os.environ | {"DOCKER_HOST": engine.url} | env,
+    )
+
+
+def test_each_strategy_is_tried_on_a_server_in_a_container_that_is_started_for_it_and_stopped(
+    server: Server, engine: Dockerd
+) -> None:
+    at_rest(server, "chat", "ml", "frigate")
+    first = cast("list[Json]", server.chat("alpha", STORY)["choices"])[0]["message"]
+    result = tried(server, engine)
+    assert result.returncode == 0, (result.stdout, result.stderr)
+    report = json.loads(result.stdout)
+    found = {one["strategy"]: one["result"] for one in report["strategies"]}
+    assert (report["ok"], found) == (True, {"slots": "warm", "rewind": "warm", "replay": "warm"})
+    at_rest(server, "chat", "ml", "frigate")
+    answer = server.chat("alpha", STORY, cast("dict[str, str]", first)["content"], "And then?")
+    assert cast("dict[str, int]", answer["timings"])["cache_n"] > 0.9 * len(STORY)
+    log = engine.api.logs("chat").decode()
+    assert log.count("listening on") == 1 + 5 + 1, "before it, in it, and after it"
+
+
+def test_a_container_that_somebody_else_started_is_not_used_for_the_test(server: Server, engine: Dockerd) -> None:
+    at_rest(server, "chat", "ml", "frigate")
+    lease = server.lease("window", wait=60)
+    engine.api.start("chat")
+    pid = engine.state("chat")["Pid"]
+    result = tried(server, engine, SWAPPER_LEASE=str(lease["id"]), SWAPPER_TOKEN=str(lease["token"]))
+    assert result.returncode == 1, (result.stdout, result.stderr)
+    assert f"the server of chat (process {pid}) runs though its card is lent to this test" in result.stderr
+    assert engine.state("chat")["Pid"] == pid
+    engine.api.stop("chat")
+    server.release(lease)
+    at_rest(server, "chat", "ml", "frigate")
 
 
 def test_a_name_that_nobody_serves_is_no_model(server: Server) -> None:

@@ -67,7 +67,7 @@ def borrow(client: SwapperClient, wait_s: float | None = None) -> AbstractAsyncC
     [
         ({"kind": "ollama"}, "kind ollama keeps no conversations that could be tested"),
         ({"evict": "never"}, "evict: never keeps it on its card, also beside a lease"),
-        ({"control": "attach"}, "control attach cannot be tested: the test starts and ends servers of control command"),
+        ({"control": "attach"}, "control attach cannot be tested: the test starts and ends the server, and swapper"),
         ({}, "no swapper serve runs on this machine with state_dir {folder}/state: test a llama-server where"),
     ],
 )
