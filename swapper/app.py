@@ -59,6 +59,7 @@ from workers.agent import Agent
 from workers.backend import Backend, Owners, Probe
 from workers.control import Control, Watched
 from workers.hostram import HostRam
+from workers.jobs import still_running
 from workers.marks import Marks
 from workers.pagecache import PageCache, files_of
 
@@ -177,7 +178,6 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
         store.took = context.meter.stored
         url = await _serve(config, context, front, stack)
         context.jobs = jobs = _jobs(config, context, agent, host, url)
-        agent.know_holders(jobs.holder)
         await background(stack, failed, jobs.run(), "jobs")
         await background(stack, failed, context.count(), "metrics")
         await open_gates(config, context, front, stack, failed)
@@ -235,7 +235,8 @@ async def _agent(
     page_cache = PageCache(partial(files_of, backends), floor_mib=floor_mib)
     ram = HostRam(await asyncio.to_thread(rams, config, os.environ), floor_mib=floor_mib)
     stack.push_async_callback(page_cache.close)
-    agent = Agent(host, store, backends, spec.tenants, probes, marks, page_cache, ram)
+    runs = partial(still_running, config.state_dir / "jobs")
+    agent = Agent(host, store, backends, spec.tenants, probes, marks, page_cache, ram, runs)
     stack.push_async_callback(agent.close)
     await agent.claim()
     return agent

@@ -9,7 +9,7 @@ only through its Link, so that it runs in the coordinator's process or in one of
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Protocol, TypeVar
@@ -27,6 +27,7 @@ from workers.marks import Fresh, Marks, Old, Pair, Repeat
 from workers.observe import Sight, TenantPlace
 from workers.pagecache import PageCache
 from workers.supervise import Crash, kept_running, supervised, until_stored
+from workers.vacate import Remaining, nothing
 from workers.verbs import Outcome, Verbs, left_behind
 from workers.vram.holders import Holder
 from workers.watch import Watch
@@ -64,7 +65,7 @@ class Link(ClaimLink, Protocol):
 
 
 class Agent:
-    """See the module text. `backends` go by server name, `probes` by card name.
+    """See the module text. `backends` go by server name, `probes` by card name; `remaining` as in workers/vacate.py.
 
     Backends, marks and `page_cache` belong to whoever made them: `close` stops the agent's work and leaves them open.
     """
@@ -79,6 +80,7 @@ class Agent:
         marks: Marks,
         page_cache: PageCache | None = None,
         ram: HostRam | None = None,
+        remaining: Remaining = nothing,
     ) -> None:
         self.executor = f"agent:{host}"
         self._link = link
@@ -88,7 +90,7 @@ class Agent:
         for card in probes:  # who kept a card before this agent was started anew may keep it still
             left = left_behind(marks.last(card, None))
             sight.linger(card, (Holder(pid, started) for pid, started in left))
-        self._verbs = Verbs(backends, sight, ram)
+        self._verbs = Verbs(backends, sight, ram, remaining)
         self._claim = Claim(link, self.executor, marks)
         for backend in backends.values():
             backend.fenced(self._claim.fence)
@@ -104,10 +106,6 @@ class Agent:
     async def sure(self) -> None:
         """Return while this host is surely ours: see `Claim.sure`."""
         await self._claim.sure()
-
-    def know_holders(self, holder_of: Callable[[str], tuple[int, int] | None]) -> None:
-        """From now on a lease's end is seen by the process (pid, start) that runs under it, where we run one."""
-        self._verbs.holder_of = holder_of
 
     @property
     def owner(self) -> str:

@@ -1,8 +1,9 @@
 """A job's process: started once, found again after a restart, followed to its end, its output put into place.
 
 Invariant: a job's command is started at most once: who finds its record never starts it again. What it writes under a
-temporary name, in the folder of the final one, gets that name only after exit status 0, and is removed otherwise.
-Touches the job's folder and its outputs.
+temporary name, in the folder of the final one, gets that name only after exit status 0, and is removed otherwise. From
+before it begins until nothing of it runs any more, `.running` beside its folder has a file that says on which card and
+under which lease. Touches these and its outputs.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import asyncio
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import structlog
 import xxhash
 
@@ -24,6 +26,9 @@ from workers.control import ExitStatus, launcher
 from workers.control.command import CommandControl
 from workers.vram.holders import Holder
 
+LOG_BYTES = 16 << 20
+"""A log that is longer keeps its beginning and its end."""
+_RUNNING = ".running"
 _PUBLISHING = "publishing"
 _PROGRESS = "progress"
 _EXIT_WRITTEN_S = 2.0
@@ -36,12 +41,24 @@ _LONGEST, _LONGEST_SUFFIX = 255, 32
 log = structlog.stdlib.get_logger(__name__)
 
 
+Named = Callable[[int, int], Awaitable[bool]]
+"""Is given a process (pid, start in clock ticks) that waits; says whether it is to begin."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a job runs, as `.running` has it."""
+
+    lease: str
+    card: str
+
+
 class JobProcess:
     """The process of job `name`, which writes `outputs` (final paths, by parameter). `folder`: its own, for ever."""
 
     def __init__(self, name: str, folder: Path, outputs: Mapping[str, str]) -> None:
         self._name = name
         self._folder = folder
+        self._running = folder.parent / _RUNNING / name
         self._outputs = {Path(final): temporary(final, name) for final in outputs.values()}
 
     @property
@@ -60,15 +77,32 @@ class JobProcess:
         """Its process while it runs."""
         return self._control().pid()
 
-    async def start(self, argv: Sequence[str], env: Mapping[str, str], *, follows: bool) -> None:
-        """Start it. `follows`: it is ffmpeg, and is to tell its progress. Raises BackendError when it cannot run."""
+    async def start(
+        self, argv: Sequence[str], env: Mapping[str, str], place: Place, named: Named, *, follows: bool
+    ) -> bool:
+        """Start it; False where `named`, given its process before that begins, says that it is not to.
+
+        `env` is all of its environment. `follows`: it is ffmpeg, and is to tell its progress. Raises BackendError when
+        it cannot run.
+        """
         assert not self.begun, "a job runs once"
         try:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            await asyncio.to_thread(self._make_ready, place)
         except OSError as error:
-            raise BackendError(f"{self._name} cannot be started: {self._folder}: {error.strerror}") from error
+            raise BackendError(f"{self._name} cannot be started: {error.filename}: {error.strerror}") from error
         words = (argv[0], "-progress", str(self._folder / _PROGRESS), "-nostats", *argv[1:]) if follows else argv
-        await self._control(words, env).ensure()
+        try:
+            return await self._control(words, env).start_once(named, log_bytes=LOG_BYTES)
+        finally:
+            if not self.begun:
+                self._nothing_runs()
+
+    def _make_ready(self, place: Place) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._running.parent.mkdir(exist_ok=True, mode=0o700)
+        fresh = self._running.with_name(f"{self._running.name}.new")
+        fresh.write_bytes(msgspec.json.encode(place))
+        fresh.replace(self._running)
 
     async def ended(self) -> ExitStatus | None:
         """Wait until it has ended: how, None where nobody saw it (its launcher was killed as well)."""
@@ -92,6 +126,15 @@ class JobProcess:
     async def end(self, grace_ms: int) -> None:
         """TERM, after `grace_ms` KILL, to all that it started, also what it left behind. Returns once they are gone."""
         await self._control().stop(grace_ms)
+        await asyncio.to_thread(self._nothing_runs)
+
+    def _nothing_runs(self) -> None:
+        with suppress(OSError):  # a file that stays says nothing while nothing runs
+            self._running.unlink(missing_ok=True)
+
+    def left(self) -> list[int]:
+        """What runs of it and of what it started. Blocking."""
+        return self._control().left()
 
     def publish(self) -> str | None:
         """It ended well: its outputs get their names. What is wrong, in words, or None. Blocking; may be repeated.
@@ -164,7 +207,33 @@ class JobProcess:
         return self._folder / "log"
 
     def _control(self, argv: Sequence[str] = (), env: Mapping[str, str] | None = None) -> CommandControl:
-        return CommandControl(self._name, argv, self._folder, env, self._folder if argv else None)
+        return CommandControl(self._name, argv, self._folder, env, self._folder if argv else None, whole=True)
+
+
+def still_running(folder: Path, card: str, stays: Collection[str]) -> tuple[str, ...]:
+    """The jobs of `folder` of which something runs on a card under none of the leases that stay, in words. Blocking."""
+    found: list[str] = []
+    for path in _files(folder / _RUNNING):
+        try:
+            place = msgspec.json.decode(path.read_bytes(), type=Place)
+        except (OSError, msgspec.MsgspecError):
+            continue
+        if place.card == card and place.lease not in stays:
+            pids = JobProcess(path.name, folder / path.name, {}).left()
+            found += [f"pid {pid} (job {path.name})" for pid in pids]
+    return tuple(found)
+
+
+def ever_running(folder: Path) -> list[str]:
+    """The jobs of `folder` that ran and of which nobody has seen since that nothing runs any more. Blocking."""
+    return [path.name for path in _files(folder / _RUNNING)]
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix != ".new")
+    except FileNotFoundError:
+        return []
 
 
 def temporary(final: str, name: str) -> Path:

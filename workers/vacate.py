@@ -1,14 +1,15 @@
 """`vacate`: prove that a card is free before it is given on.
 
-Invariant: `ok` only when the probe itself showed the MiB asked for and every departed holder was seen gone, at the
-same look; memory that cannot be read is never free. It changes nothing; it may be cancelled at any time.
+Invariant: `ok` only when the probe itself showed the MiB asked for, every departed holder was seen gone and nothing of
+ours ran under a lease that does not stay, at the same look; memory that cannot be read is never free. It changes
+nothing; it may be cancelled at any time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
@@ -59,7 +60,8 @@ class VacateArgs(msgspec.Struct, frozen=True):
     """Arguments of the verb. `now_ms` is the store's time at the order, the clock `free_ms` belongs to.
 
     `arriving`: tenants that come next; what one of them that is there already uses is free for them. `leaving`: those
-    that must be seen gone. `holding`: leases that stay; what they use of their promise is free for it.
+    that must be seen gone. `holding`: partial leases that stay; what they use of their promise is free for it. `stays`:
+    the ids of all leases that do.
     """
 
     need_mib: int
@@ -69,6 +71,17 @@ class VacateArgs(msgspec.Struct, frozen=True):
     arriving: tuple[str, ...] = ()
     leaving: tuple[str, ...] = ()
     holding: tuple[Holding, ...] = ()
+    stays: tuple[str, ...] = ()
+
+
+Remaining = Callable[[str, Collection[str]], Sequence[str]]
+"""What we run on a card under other leases than those given, in words. Blocking."""
+
+
+def nothing(card: str, stays: Collection[str]) -> Sequence[str]:
+    """Remaining where we run nothing."""
+    del card, stays
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +111,7 @@ class _Leaving:
         return now >= self.free_at if self.process is None else not self.process.alive
 
 
-async def vacate(sight: Sight, card: str, args: VacateArgs) -> Vacated:
+async def vacate(sight: Sight, card: str, args: VacateArgs, remaining_of: Remaining = nothing) -> Vacated:
     """Look until the card is free, at most `limit_ms`. Raises what the probe raises."""
     loop = asyncio.get_running_loop()
     started = loop.time()
@@ -109,16 +122,19 @@ async def vacate(sight: Sight, card: str, args: VacateArgs) -> Vacated:
         leaving = _leaving(stack, args, started, exited)
         sight.linger(card, (holder.process for holder in leaving if holder.process))
         while True:
+            ours = await asyncio.to_thread(remaining_of, card, args.stays)
             seen = await _look(sight, card, leaving, args)
             now = loop.time()
             remaining = [holder for holder in leaving if not holder.gone(now)]
-            if seen.unread is None and seen.free_mib >= args.need_mib and not remaining and not seen.stay:
+            gone = not (remaining or seen.stay or ours)
+            if seen.unread is None and seen.free_mib >= args.need_mib and gone:
                 sight.linger(card, ())
                 return Vacated(True, seen.free_mib, ())
             if now >= deadline:
                 sight.linger(card, (holder.process for holder in remaining if holder.process))
                 named = dict.fromkeys((*seen.holders, *seen.stay))
-                return Vacated(False, seen.free_mib, _names(tuple(named), remaining), seen.unread, seen.stay)
+                who = (*_names(tuple(named), remaining), *ours)
+                return Vacated(False, seen.free_mib, who, seen.unread, seen.stay)
             await _pause(exited, min(pause, deadline - now))
             if now - started > EAGER_S:
                 pause = min(pause * 2, SLOW_POLL_S)

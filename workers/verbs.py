@@ -36,7 +36,7 @@ from workers.backend import (
 )
 from workers.hostram import HostRam
 from workers.observe import Sight
-from workers.vacate import Left, VacateArgs, vacate
+from workers.vacate import Remaining, VacateArgs, nothing, vacate
 
 ArgsT = TypeVar("ArgsT")
 
@@ -102,12 +102,12 @@ class Verbs:
         backends: Mapping[str, Backend],
         sight: Sight,
         ram: HostRam | None = None,
+        remaining: Remaining = nothing,
     ) -> None:
         self._backends = backends
         self._sight = sight
         self._ram = ram or HostRam({})
-        self.holder_of: Callable[[str], tuple[int, int] | None] = lambda _: None
-        """The process (pid, start) that runs under a lease for us; None where we run none under it."""
+        self._remaining = remaining
         self._on_tenant: Mapping[str, Callable[[Backend, str, Command], Awaitable[Outcome]]] = {
             Step.DRAIN: _drain,
             Step.SAVE: _save,
@@ -147,17 +147,11 @@ class Verbs:
                 out = {"out_of_memory": True} if _OUT_OF_MEMORY.search(str(error)) else {}
                 return Outcome(False, str(error), data=out)
 
-    def _named(self, left: Left) -> Left:
-        """With its process, where that is known here."""
-        found = self.holder_of(left.lease) if left.pid is None else None
-        return left if found is None else msgspec.structs.replace(left, pid=found[0], started=found[1])
-
     async def _vacate(self, command: Command) -> Outcome:
         if command.card not in self._sight.cards:
             raise BackendRefused(f"card {command.card} is not configured on this host")
         args = _args(command, VacateArgs)
-        args = msgspec.structs.replace(args, departed=tuple(map(self._named, args.departed)))
-        seen = await vacate(self._sight, command.card, args)
+        seen = await vacate(self._sight, command.card, args, self._remaining)
         if seen.free:
             return Outcome(True, data={"free_mib": seen.free_mib})
         stay = [[holder.pid, holder.started] for holder in self._sight.lingering(command.card)]

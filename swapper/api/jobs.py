@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from pathlib import Path
 from typing import cast
 
 from aiohttp import web
@@ -23,6 +22,7 @@ from swapper.api.views import Json, iso
 from swapper.core.jobs import Job, JobState
 from swapper.jobs.recipes import Refused
 from swapper.jobs.runner import Crowded, Jobs
+from workers import joblog
 
 _CHUNK = 64 << 10
 _LOOK_S = 0.5
@@ -111,8 +111,8 @@ class JobRoutes:
             while True:
                 changed.clear()
                 now = await self._ctx.store.job(job.id)
-                while chunk := await asyncio.to_thread(_read, path, at):
-                    at += len(chunk)
+                while (found := await asyncio.to_thread(joblog.read, path, at, most=_CHUNK))[0]:
+                    chunk, at = found
                     try:
                         await response.write(chunk)
                     except ConnectionResetError:  # whoever read it left
@@ -179,12 +179,3 @@ def job_json(job: Job, *, progress: float | None, explain: str | None) -> Json:
         "started_at": iso(job.started_ms),
         "ended_at": iso(job.ended_ms),
     }
-
-
-def _read(path: Path, at: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            file.seek(at)
-            return file.read(_CHUNK)
-    except FileNotFoundError:
-        return b""

@@ -239,6 +239,7 @@ def card_json(
                 "vram_mib": hold.vram_mib,
                 "granted": hold.granted,
                 "tenant": hold.tenant,
+                "pid": hold.pid,
             }
             for hold in card.holds
         ],

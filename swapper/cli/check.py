@@ -22,7 +22,7 @@ from swapper.cli.common import SEARCHED, print_json
 from swapper.cli.managed import managed
 from swapper.cli.reach import missing_hooks, reach
 from swapper.cli.reach_comfyui import reach_comfyui
-from swapper.config import Config, TenantEntry, load
+from swapper.config import Config, TenantEntry, load, recipes
 from swapper.config.advice import advise, advise_live, model_options
 from swapper.config.comfyui import KIND as COMFYUI
 from swapper.config.kinds import SERVED, WHO
@@ -93,6 +93,7 @@ async def examine(config: Config, environ: Mapping[str, str]) -> list[Finding]:
     if not config.keys and not config.listen[0].startswith(("127.", "localhost", "::1")):
         text = f"listen: {config.document.listen} without auth.keys: whoever reaches the port may take the cards"
         found.append(Finding(False, f"{text}; add keys, or listen on 127.0.0.1"))
+    found += [Finding(False, text) for text in recipes.advice(config.document, environ)]
     found += [one async for one in _recipients(config)]
     found += [Finding(True, text) for text in taken(config)]
     for server in config.tenants:

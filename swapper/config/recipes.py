@@ -8,6 +8,7 @@ from pathlib import PurePath
 from swapper.config.schema import Document, RecipeEntry
 from swapper.config.units import show_mib
 from swapper.config.yamltext import Loc
+from swapper.jobs.environment import doubts
 from swapper.jobs.recipes import Param, Recipe, problems
 
 
@@ -24,6 +25,13 @@ def judged(document: Document) -> Iterator[tuple[Loc, str]]:
             if len(rooms) == len([n for n in document.cards if _may(entry, n)]) and max(rooms) < entry.vram_mib:
                 said = f"{show_mib(entry.vram_mib)} fit no card; the most there is to give is {show_mib(max(rooms))}"
                 yield (*loc, "vram"), said
+
+
+def advice(document: Document, environ: Mapping[str, str]) -> Iterator[str]:
+    """What the commands of recipes may lack of the environment, a sentence each."""
+    for name, entry in document.recipes.items():
+        for said in doubts(entry.command, entry.env, environ):
+            yield f"recipes.{name}: {said}"
 
 
 def _may(entry: RecipeEntry, card: str) -> bool:
@@ -46,5 +54,6 @@ def _recipe(name: str, entry: RecipeEntry) -> Recipe:
         vram_mib=entry.vram_mib if isinstance(entry.vram_mib, int) else None,
         max_hold_ms=entry.max_hold_ms,
         grace_ms=entry.grace_ms,
+        env=entry.env,
         follows=entry.progress == "ffmpeg" or (entry.progress == "auto" and program == "ffmpeg"),
     )

@@ -84,6 +84,12 @@ def _listen(value: str) -> str:
     return value
 
 
+def _variable(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*(=[^\0]*)?", value):
+        raise ValueError(f"{value!r} is no variable; write NAME, or NAME=value")
+    return value
+
+
 def _http(value: str) -> str:
     if not value.startswith(("http://", "https://")) or len(value.split("://", 1)[1].strip("/")) == 0:
         raise ValueError(f"{value!r} is not a server's address; write it like http://127.0.0.1:8080")
@@ -110,6 +116,7 @@ KeepAliveMs = Annotated[int | None, PlainValidator(_keep_alive_ms)]
 Commands = Annotated[tuple[tuple[str, ...], ...], PlainValidator(_commands)]
 Vram = Annotated[int | Literal["all"], PlainValidator(_vram)]
 FilePath = Annotated[Path, PlainValidator(_path)]
+Variable = Annotated[Text, AfterValidator(_variable)]
 Listen = Annotated[Text, AfterValidator(_listen)]
 HttpUrl = Annotated[Text, AfterValidator(_http)]
 Class = Annotated[WorkClass, PlainValidator(_class)]
@@ -267,12 +274,14 @@ class TenantEntry(Section):
 class RecipeEntry(Section):
     """A command run under a lease with checked parameters (`swapper.jobs.recipes` has their types).
 
-    `card` None: any. `progress: auto` follows ffmpeg. `grace`: so long it may take to end when it is asked to.
+    `card` None: any. `progress: auto` follows ffmpeg. `grace`: so long it may take to end when it is asked to. `env`:
+    variables that its command gets beside the usual ones, `NAME` as swapper has it or `NAME=value`.
     """
 
     command: tuple[Text, ...]
     params: dict[str, Text] = Field(default_factory=dict)
     roots: tuple[FilePath, ...] = ()
+    env: tuple[Variable, ...] = ()
     card: Text | None = None
     vram_mib: Vram = Field(default="all", alias="vram")
     max_hold_ms: Ms = Field(default=3_600_000, alias="max_hold")

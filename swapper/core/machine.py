@@ -99,7 +99,7 @@ def on_time(world: World, spec: Spec, card: Card, silent: Collection[str] = ()) 
     `silent`: the tenants whose server was seen not to answer.
     """
     drain_limit = partial(_drain_limit, silent=silent)
-    for due in (_overdue, _ended_holds, _lost_gateways, drain_limit, periodic.give_way):
+    for due in (_renamed, _overdue, _ended_holds, _lost_gateways, drain_limit, periodic.give_way):
         commit = due(world, spec, card)
         if commit is not None:
             return commit
@@ -128,6 +128,21 @@ def _orphan(lease: Lease, spec: Spec, now_ms: int) -> LeaseChange | None:
 
 def _past(limit_ms: int | None, now_ms: int) -> bool:
     return limit_ms is not None and limit_ms <= now_ms
+
+
+def _renamed(world: World, spec: Spec, card: Card) -> Commit | None:
+    """A lease names another process than when it was granted: its end is seen by that one."""
+    holds = tuple(_as_named(world, hold) for hold in card.holds)
+    if holds == card.holds:
+        return None
+    draft = Draft(world, spec, card)
+    draft.card = replace(card, holds=holds)
+    return draft.commit()
+
+
+def _as_named(world: World, hold: Hold) -> Hold:
+    lease = world.leases.get(hold.lease)
+    return hold if lease is None else replace(hold, pid=lease.request.holder_pid, started=lease.request.holder_started)
 
 
 def _overdue(world: World, spec: Spec, card: Card) -> Commit | None:

@@ -210,6 +210,7 @@ def prove_free(draft: Draft) -> None:
         "need_mib": plan.vacate_need(draft.spec, draft.card, draft.swap),
         "arriving": list(draft.swap.to),
         "leaving": [t for t in draft.swap.from_ if t in stay and t not in draft.swap.to],
+        "stays": [h.lease for h in draft.card.holds if h.granted],
         "departed": [asdict(d) for d in draft.card.departed],
         "holding": [
             {"pid": h.pid, "started": h.started, "tenant": h.tenant, "vram_mib": h.vram_mib}

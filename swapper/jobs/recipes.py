@@ -60,7 +60,10 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A recipe as configured. `vram_mib` None: the whole card. `follows`: ffmpeg's way of telling its progress."""
+    """A recipe as configured. `vram_mib` None: the whole card. `follows`: ffmpeg's way of telling its progress.
+
+    `env`: what its command gets of swapper's environment beside what every job does, see environment.py.
+    """
 
     name: str
     command: tuple[str, ...]
@@ -71,6 +74,7 @@ class Recipe:
     max_hold_ms: int
     grace_ms: int
     follows: bool = False
+    env: tuple[str, ...] = ()
 
     def checked(self, given: Mapping[str, object]) -> dict[str, str]:
         """Every parameter as it goes into the command, defaults filled in, paths absolute. Raises Refused."""

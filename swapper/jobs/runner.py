@@ -8,8 +8,8 @@ exit status, one whose lease is over is ended. A job's lease is given back only 
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -22,11 +22,12 @@ import structlog
 from swapper.core.jobs import Job, JobState
 from swapper.core.types import FINAL, Lease, LeaseRequest, LeaseState, WorkClass
 from swapper.errors import BackendError, StoreDown
+from swapper.jobs.environment import passed_on
 from swapper.jobs.recipes import Recipe, Refused
 from swapper.store.protocol import Ended, Enqueued, NotFound, Store
 from swapper.store.tail import Tail
 from workers.control import ExitStatus
-from workers.jobs import JobProcess, in_temporary
+from workers.jobs import JobProcess, Place, ever_running, in_temporary
 from workers.supervise import kept_running, supervised, until_stored
 
 TTL_MS = 60_000
@@ -41,8 +42,6 @@ _LOOK_S = 15.0
 _LOOKS_TO_TIDY = 240
 _GRACE_MS = 30_000
 """Of a job whose recipe is not known any more."""
-_REMEMBERED = 100
-"""The processes of so many jobs that are over are known still: their cards may just be proved free."""
 log = structlog.stdlib.get_logger(__name__)
 
 
@@ -82,8 +81,6 @@ class Jobs:
         self._submitting: set[str] = set()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._cancels: dict[str, asyncio.Event] = {}
-        self._processes: dict[str, JobProcess] = {}
-        self._left: deque[str] = deque()
         self._closed = False
 
     # ---- what callers ask for
@@ -132,11 +129,6 @@ class Jobs:
         """The process of a job of this host."""
         return JobProcess(job.id, self._folder / job.id, job.output)
 
-    def holder(self, lease: str) -> tuple[int, int] | None:
-        """The process (pid, start) that runs or ran under a job's lease; None where none is known. Blocking."""
-        process = self._processes.get(lease)
-        return None if process is None else process.recorded()
-
     # ---- the loop
 
     async def run(self) -> None:
@@ -162,7 +154,6 @@ class Jobs:
     def _begin(self, job: Job) -> None:
         if job.id in self._tasks or self._closed:
             return
-        self._processes[job.lease] = self.process(job)
         flag = self._cancels[job.id] = asyncio.Event()
         if job.cancelled:
             flag.set()
@@ -171,12 +162,9 @@ class Jobs:
         task.add_done_callback(lambda _: self._leave(job))
 
     def _leave(self, job: Job) -> None:
-        """Nobody sees to it any more. Only those that are over count among the remembered ones."""
+        """Nobody sees to it any more."""
         self._tasks.pop(job.id, None)
         self._cancels.pop(job.id, None)
-        self._left.append(job.lease)
-        while len(self._left) > _REMEMBERED:
-            self._processes.pop(self._left.popleft(), None)
 
     async def _see_to(self, job_id: str, cancelled: asyncio.Event) -> None:
         """Bring a job to its end."""
@@ -188,7 +176,7 @@ class Jobs:
         if isinstance(lease, str):
             await self._end_early(job, process, lease)
         elif process.begun:
-            await self._follow(job, lease, process, recipe, cancelled)
+            await self._follow(await self._runs(job), lease, process, recipe, cancelled)
         elif lease.state is not LeaseState.GRANTED:
             await self._finish(job, *_without_a_start(job, lease))
         elif job.state is JobState.RUNNING:
@@ -203,9 +191,7 @@ class Jobs:
             await self._give_back(lease)
             await self._finish(job, JobState.FAILED, problem)
         else:
-            running = replace(job, state=JobState.RUNNING, started_ms=self._now_ms())
-            job = await self._put(running)
-            await self._follow(job, lease, process, recipe, cancelled)
+            await self._follow(await self._runs(job), lease, process, recipe, cancelled)
 
     async def _decided(
         self, job: Job, recipe: Recipe | None, process: JobProcess, cancelled: asyncio.Event
@@ -233,21 +219,26 @@ class Jobs:
         devices = self._env.get(lease.card or "", {})
         env = {name: value for name, value in devices.items() if value is not None}
         env |= {"SWAPPER_LEASE": lease.id, "SWAPPER_TOKEN": str(lease.token), "SWAPPER_URL": self._url}
-        await self._fence()
-        if (over := await self._renewed(lease, None)) is not None:  # while this host was made sure of
-            return over
+        over: str | None = None
+
+        async def named(pid: int, started: int) -> bool:
+            nonlocal over
+            await self._fence()
+            over = await self._renewed(lease, (pid, started))  # it may have ended while this host was made sure of
+            return over is None
+
         try:
             await asyncio.to_thread(recipe.checked, job.params)  # a link may lead elsewhere by now
+            place = Place(lease.id, lease.card or "")
+            await process.start(words, passed_on(os.environ, recipe.env) | env, place, named, follows=recipe.follows)
         except Refused as refused:
             return f"params.{refused.name}: {refused}"
-        try:
-            await process.start(words, env, follows=recipe.follows)
         except BackendError as error:
             if process.begun:  # a slow start may have come about all the same
                 await process.end(recipe.grace_ms)
                 await asyncio.to_thread(process.discard)
             return str(error)
-        return None
+        return over
 
     async def _follow(
         self, job: Job, lease: Lease, process: JobProcess, recipe: Recipe | None, cancelled: asyncio.Event
@@ -275,19 +266,22 @@ class Jobs:
 
     async def _keep(self, lease: Lease, process: JobProcess) -> str:
         """Renew the lease until it is over; returns why it is, in words."""
+        named = await asyncio.to_thread(process.recorded)
         while True:
             progress = await asyncio.to_thread(process.progress)
-            if (over := await self._renewed(lease, progress)) is not None:
+            if (over := await self._renewed(lease, named, progress)) is not None:
                 return over
             with self._tail.watch(lease.id) as changed, suppress(TimeoutError):
                 async with asyncio.timeout(BEAT_S):
                     await changed.wait()
 
-    async def _renewed(self, lease: Lease, progress: float | None) -> str | None:
-        """Renew it once; where it is over, why, in words."""
+    async def _renewed(self, lease: Lease, named: tuple[int, int] | None, progress: float | None = None) -> str | None:
+        """Renew it once, with its process (pid, start) on it; where it is over, why, in words."""
+        pid, started = named or (None, None)
+        asked = replace(lease.request, holder_pid=pid, holder_started=started)
 
         async def beat() -> Lease | object:
-            return await self._store.heartbeat(lease.id, lease.token or 0, progress=progress)
+            return await self._store.heartbeat(lease.id, lease.token or 0, progress=progress, request=asked)
 
         match await until_stored("renew a job's lease", beat):
             case Lease():
@@ -331,6 +325,12 @@ class Jobs:
         await self._put(over)
         log.info("job ended", job=job.id, recipe=job.recipe, state=state, reason=reason)
 
+    async def _runs(self, job: Job) -> Job:
+        """It has begun, which may be on record already."""
+        if job.state is JobState.RUNNING:
+            return job
+        return await self._put(replace(job, state=JobState.RUNNING, started_ms=self._now_ms()))
+
     async def _put(self, job: Job) -> Job:
         """Write it over whatever a caller has noted meanwhile (that it is to end)."""
         while (written := await until_stored("write a job", partial(self._store.put_job, job))) is None:
@@ -348,6 +348,10 @@ class Jobs:
             with suppress(BackendError):  # it hangs in the kernel: its folder stays, and is looked at again
                 await JobProcess(name, self._folder / name, {}).end(_GRACE_MS)
                 await asyncio.to_thread(shutil.rmtree, self._folder / name, ignore_errors=True)
+        for name in await asyncio.to_thread(ever_running, self._folder):
+            process = JobProcess(name, self._folder / name, {})
+            if name not in self._tasks and not await asyncio.to_thread(process.left):
+                await process.end(0)
 
 
 def _without_a_start(job: Job, lease: Lease) -> tuple[JobState, str]:
@@ -376,7 +380,7 @@ def _judged(
 
 def _names(folder: Path) -> set[str]:
     try:
-        return {path.name for path in folder.iterdir()}
+        return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
     except FileNotFoundError:
         return set()
 

@@ -86,10 +86,18 @@ class Functions(ABC):
         return Enqueued(codec.lease(answer), kind == "created")
 
     async def heartbeat(
-        self, lease_id: str, token: int, *, progress: float | None = None, now_ms: int | None = None
+        self,
+        lease_id: str,
+        token: int,
+        *,
+        progress: float | None = None,
+        request: LeaseRequest | None = None,
+        now_ms: int | None = None,
     ) -> Lease | NotFound | WrongToken | Ended:
-        """Move `expires_ms` to now + ttl, never back. No event, no wake-up."""
-        answer = await self._call("heartbeat", codec.optional(now_ms), lease_id, str(token), codec.optional(progress))
+        """Move `expires_ms` to now + ttl, never back. No event, no wake-up, unless `request` names another process."""
+        named = "" if request is None else codec.encode(request)
+        args = (codec.optional(now_ms), lease_id, str(token), codec.optional(progress), named)
+        answer = await self._call("heartbeat", *args)
         match answer[0]:
             case "missing":
                 return NotFound()

@@ -189,7 +189,7 @@ local function enqueue(keys, a)
   return { 'created', flat(p, id) }
 end
 
--- now id token progress
+-- now id token progress request ('' for as it is): where that is another, it names another process
 local function heartbeat(keys, a)
   local p, now, lease = keys[1], clock(a[1]), fetch(keys[1], a[2])
   if not lease then return { 'missing' } end
@@ -198,6 +198,10 @@ local function heartbeat(keys, a)
   local expires = int(math.max(tonumber(lease.expires_ms), now + tonumber(lease.ttl_ms)))
   redis.call('HSET', p .. ':lease:' .. a[2], 'expires_ms', expires)
   if some(a[4]) then redis.call('HSET', p .. ':lease:' .. a[2], 'progress', a[4]) end
+  if some(a[5]) and a[5] ~= lease.request then
+    change(p, lease, { request = a[5], expires_ms = expires })
+    wake(p)
+  end
   redis.call('ZADD', p .. ':ends', expires, 'e:' .. a[2])
   return { 'ok', flat(p, a[2]) }
 end

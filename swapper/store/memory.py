@@ -139,11 +139,17 @@ class MemoryStore:
         )
 
     async def heartbeat(
-        self, lease_id: str, token: int, *, progress: float | None = None, now_ms: int | None = None
+        self,
+        lease_id: str,
+        token: int,
+        *,
+        progress: float | None = None,
+        request: LeaseRequest | None = None,
+        now_ms: int | None = None,
     ) -> Lease | NotFound | WrongToken | Ended:
-        """Move `expires_ms` to now + ttl, never back. No event, no wake-up."""
+        """Move `expires_ms` to now + ttl, never back. No event, no wake-up, unless `request` names another process."""
         return await self._call(
-            "heartbeat", lambda library: library.heartbeat(self._now(now_ms), lease_id, token, progress)
+            "heartbeat", lambda library: library.heartbeat(self._now(now_ms), lease_id, token, progress, request)
         )
 
     async def end(

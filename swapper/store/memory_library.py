@@ -120,9 +120,9 @@ class Library:
         return Enqueued(lease, created=True)
 
     def heartbeat(
-        self, now_ms: int, lease_id: str, token: int, progress: float | None
+        self, now_ms: int, lease_id: str, token: int, progress: float | None, request: LeaseRequest | None = None
     ) -> Lease | NotFound | WrongToken | Ended:
-        """Move the expiry, never back, and note the progress. No event."""
+        """Move the expiry, never back, and note the progress. No event, unless the request names another process."""
         lease = self.leases.get(lease_id)
         if lease is None:
             return NotFound()
@@ -134,6 +134,10 @@ class Library:
         told = lease.progress if progress is None else float(progress)
         moved = replace(lease, expires_ms=expires_ms, progress=told)
         self.leases.move(moved)
+        if request is not None and request != lease.request:
+            moved = replace(moved, request=request)
+            self._change(moved)
+            self.wake()
         return moved
 
     def end(self, now_ms: int, lease_id: str, token: int | None) -> Lease | NotFound | WrongToken:

@@ -145,9 +145,19 @@ class Store(Protocol):
         ...
 
     async def heartbeat(
-        self, lease_id: str, token: int, *, progress: float | None = None, now_ms: int | None = None
+        self,
+        lease_id: str,
+        token: int,
+        *,
+        progress: float | None = None,
+        request: LeaseRequest | None = None,
+        now_ms: int | None = None,
     ) -> Lease | NotFound | WrongToken | Ended:
-        """Move `expires_ms` to now + ttl. A lease already past its expiry but not yet expired by commit lives on."""
+        """Move `expires_ms` to now + ttl. A lease already past its expiry but not yet expired by commit lives on.
+
+        `request`: the lease's own, with the process that holds it from now on; where that is another than before, it is
+        a change like any, with its event, and wakes the coordinator.
+        """
         ...
 
     async def end(

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
-import psutil
 import pytest
 
+from tests.support.job_processes import processes
 from tests.support.server import Json, Server
 
 SECONDS = 8
@@ -29,6 +29,11 @@ recipes:
     roots: [{root}]
     max_hold: 1h
     grace: 10s
+  waits:
+    command: [sh, -c, "echo begun; read word <$0 && echo $word >$1", "{{input}}", "{{output}}"]
+    params: {{input: path, output: path}}
+    roots: [{root}]
+    env: [GIVEN]
   quick:
     command: [ffmpeg, -y, -i, "{{input}}", -c, copy, "{{output}}"]
     params: {{input: path, output: path}}
@@ -81,6 +86,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, media: Path) -> Iterator[Se
     server = Server.of_alpha(tmp_path_factory.mktemp("jobs"))
     with server.config.open("a") as config:
         config.write(RECIPES.format(root=media))
+    server.env = {"GIVEN": "yes", "ANN_KEY": "secret"}
     server.router.start()
     server.start()
     try:
@@ -106,41 +112,21 @@ def over(server: Server, job: Json) -> Json:
 
 def running(server: Server, job: Json) -> Json:
     """The job once its process runs and has written something."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        now = server.get(f"/api/jobs/{job['id']}")
-        if now["state"] == "running" and log(server, job):
-            return now
-        time.sleep(0.05)
-    raise AssertionError(f"{job['id']} does not run")
-
-
-def log(server: Server, job: Json) -> bytes:
-    path = server.state_dir / "jobs" / str(job["id"]) / "log"
-    return path.read_bytes() if path.exists() else b""
-
-
-def processes(job: Json) -> list[psutil.Process]:
-    """What runs of it; not the launcher, which writes down how it ended a moment later."""
-    return [p for p in psutil.process_iter() if _environ(p).get("SWAPPER_LEASE") == job["lease"] and not _launches(p)]
-
-
-def _launches(process: psutil.Process) -> bool:
-    try:
-        return any(word.endswith("control/launcher.py") for word in process.cmdline())
-    except psutil.Error:
-        return True
-
-
-def _environ(process: psutil.Process) -> dict[str, str]:
-    try:
-        return process.environ() if process.status() != psutil.STATUS_ZOMBIE else {}
-    except psutil.Error:
-        return {}
+    with urllib.request.urlopen(f"{server.url}/api/jobs/{job['id']}/log?follow=1", timeout=60) as answer:
+        assert answer.read(1), f"{job['id']} has ended and has said nothing"
+    return server.get(f"/api/jobs/{job['id']}")
 
 
 def files(media: Path) -> list[str]:
     return sorted(path.name for path in media.iterdir())
+
+
+@pytest.fixture
+def word(media: Path) -> Iterator[Path]:
+    """A pipe that the recipe `waits` reads: it ends well once a word comes."""
+    os.mkfifo(pipe := media / "word")
+    yield pipe
+    pipe.unlink()
 
 
 @pytest.fixture(autouse=True)
@@ -218,16 +204,37 @@ def test_the_card_is_not_given_on_before_a_revoked_job_is_gone(server: Server, m
     server.release(lease)
 
 
-def test_swapper_killed_meanwhile_finds_it_again_and_it_finishes(server: Server, media: Path) -> None:
-    job = running(server, submit(server, "film", media, input="in.mp4"))
-    (process,) = [p for p in processes(job) if p.name() == "ffmpeg"]
+def test_swapper_killed_meanwhile_finds_it_again_and_it_finishes(server: Server, media: Path, word: Path) -> None:
+    job = running(server, submit(server, "waits", media, input="word"))
+    (process,) = processes(job)
     server.kill()
-    assert process.is_running()
     server.start()
-    assert server.get(f"/api/jobs/{job['id']}")["state"] == "running"
+    (found,) = processes(job)
+    assert found == process
+    word.write_text("go\n")
     done = over(server, job)
-    assert (done["state"], done["exit"]) == ("done", 0)
-    assert files(media) == ["in.mp4", "out.mp4"]
+    assert (done["state"], done["exit"], (media / "out.mp4").read_text()) == ("done", 0, "go\n")
+    assert files(media) == ["in.mp4", "out.mp4", "word"]
+
+
+def test_a_job_gets_of_swappers_environment_what_its_recipe_names(server: Server, media: Path, word: Path) -> None:
+    job = running(server, submit(server, "waits", media, input="word"))
+    (process,) = processes(job)
+    found = process.environ()
+    word.write_text("go\n")
+    over(server, job)
+    assert found["GIVEN"] == "yes"
+    assert "ANN_KEY" not in found
+    assert found["PATH"] == os.environ["PATH"]
+
+
+def test_a_lease_names_the_process_of_its_job(server: Server, media: Path, word: Path) -> None:
+    job = running(server, submit(server, "waits", media, input="word"))
+    (process,) = processes(job)
+    (hold,) = server.get("/api/status")["cards"][0]["holds"]  # pyright: ignore
+    word.write_text("go\n")
+    over(server, job)
+    assert (hold["lease"], hold["pid"]) == (job["lease"], process.pid)
 
 
 def test_swapper_killed_meanwhile_and_the_job_over_before_it_is_back(server: Server, media: Path) -> None:
@@ -276,9 +283,9 @@ def test_what_it_leaves_behind_is_ended_before_its_card_is_given_back(
     assert processes(ended) == []
 
 
-def test_one_whose_folder_is_gone_is_not_started_a_second_time(server: Server, media: Path) -> None:
-    job = running(server, submit(server, "film", media, input="in.mp4"))
-    (process,) = [p for p in processes(job) if p.name() == "ffmpeg"]
+def test_one_whose_folder_is_gone_is_not_started_a_second_time(server: Server, media: Path, word: Path) -> None:
+    job = running(server, submit(server, "waits", media, input="word"))
+    (process,) = processes(job)
     server.kill()
     shutil.rmtree(server.state_dir / "jobs")
     server.start()
@@ -287,7 +294,6 @@ def test_one_whose_folder_is_gone_is_not_started_a_second_time(server: Server, m
     assert str(ended["reason"]).endswith("is gone, and with it how it ended")
     process.kill()
     process.wait(10)
-    (media / f".out.{job['id']}.mp4").unlink()
 
 
 def test_a_name_as_long_as_a_name_may_be_is_no_hindrance(server: Server, media: Path) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from swapper.jobs.recipes import Recipe
 from tests.sim.plan import JobPlan, Plan
 from tests.sim.process import HOME
 from workers.control import ExitStatus
+from workers.jobs import Named, Place
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -34,6 +36,7 @@ class Work:
 
     pid: int
     lease: str
+    card: str
     let_go: Callable[[], None]
     over: asyncio.Event = field(default_factory=asyncio.Event)
     status: ExitStatus | None = None
@@ -62,12 +65,28 @@ class Works:
         self._pids = itertools.count(_FIRST_PID)
         self.plans: dict[str, JobPlan] = {plan.name: plan for plan in world.plan.jobs}
         self.of: dict[str, Work] = {}
+        self._waiting: set[int] = set()
 
     def alive(self, pid: int) -> bool:
-        """Whether a process with that pid runs."""
-        return any(work.pid == pid and work.runs for work in self.of.values())
+        """Whether a process with that pid runs, or waits to."""
+        return pid in self._waiting or any(work.pid == pid and work.runs for work in self.of.values())
 
-    def start(self, job: str, recipe: str, lease: str) -> None:
+    def remaining(self, card: str, stays: Collection[str]) -> tuple[str, ...]:
+        """As `workers.jobs.still_running`."""
+        running = ((name, work) for name, work in self.of.items() if work.runs and work.card == card)
+        return tuple(f"pid {work.pid} (job {name})" for name, work in running if work.lease not in stays)
+
+    @contextmanager
+    def waiting(self) -> Generator[int]:
+        """A process that has not begun, while whoever holds it lives."""
+        pid = next(self._pids)
+        self._waiting.add(pid)
+        try:
+            yield pid
+        finally:
+            self._waiting.discard(pid)
+
+    def start(self, job: str, recipe: str, lease: str, pid: int) -> None:
         """Start it. Raises BackendError where its program is not there."""
         world, plan = self._world, self.plans[recipe]
         if job in self.of:
@@ -84,7 +103,7 @@ class Works:
             world.say(f"    {job} ends")
             world.disturbed()
 
-        work = self.of[job] = Work(next(self._pids), lease, let_go)
+        work = self.of[job] = Work(pid, lease, card, let_go)
         world.say(f"    {job} ({recipe}) runs under {lease}, {mib} MiB of {card}")
         place.vram.take(holder, mib)
         status = ExitStatus(plan.code, None, 0) if plan.seen else None
@@ -112,12 +131,19 @@ class JobDouble:
         work = self._works.of.get(self._name)
         return None if work is None else (work.pid, 1)
 
-    async def start(self, argv: Sequence[str], env: Mapping[str, str], *, follows: bool) -> None:
-        """Start it."""
-        del follows
+    async def start(
+        self, argv: Sequence[str], env: Mapping[str, str], place: Place, named: Named, *, follows: bool
+    ) -> bool:
+        """Start it, once it is named."""
+        del env, follows
         await self._process.cross()
-        self._works.start(self._name, argv[0], env["SWAPPER_LEASE"])
+        with self._works.waiting() as pid:
+            if not await named(pid, 1):
+                return False
+            await self._process.cross()
+            self._works.start(self._name, argv[0], place.lease, pid)
         await self._process.cross()
+        return True
 
     async def ended(self) -> ExitStatus | None:
         """Wait for its end."""
@@ -157,6 +183,7 @@ class SimHolder:
 
     works: Works
     pid: int
+    started: int | None = None
 
     @property
     def alive(self) -> bool:
@@ -181,8 +208,7 @@ def doubled(patch: pytest.MonkeyPatch, world: World) -> None:
         return JobDouble(world, name, outputs)
 
     def holder(pid: int, started: int | None = None) -> SimHolder:
-        del started
-        return SimHolder(world.works, pid)
+        return SimHolder(world.works, pid, started)
 
     def named(pid: int) -> str | None:
         return f"pid {pid}" if world.works.alive(pid) else None

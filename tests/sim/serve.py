@@ -182,14 +182,14 @@ class Serving:
         assert isinstance(marks, SimMarks)
         self.marks = marks
         probes = {place.plan.name: _probe(world, place) for place in world.places.values()}
-        agent = Agent(AGENTS_HOST, self.store, self._backends, world.spec.tenants, probes, marks)
+        remaining = world.works.remaining
+        agent = Agent(AGENTS_HOST, self.store, self._backends, world.spec.tenants, probes, marks, remaining=remaining)
         await agent.claim()
         for backend in self._backends.values():
             try:
                 await backend.start()
             except BackendError as error:
                 world.say(f"{self.process.name}: {error}")
-        agent.know_holders(lambda lease: None if self.jobs is None else self.jobs.holder(lease))
         agent._verbs = _WatchedVerbs(agent._verbs, agent._sight, world)  # pyright: ignore[reportPrivateUsage]
         return agent
 

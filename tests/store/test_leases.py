@@ -50,6 +50,34 @@ async def test_a_heartbeat_never_moves_the_expiry_back(store: Store) -> None:
     assert getattr(await store.heartbeat("a", token, now_ms=NOW), "expires_ms", None) == NOW + 5 * TTL
 
 
+async def test_a_heartbeat_that_names_another_process_is_a_change_and_wakes_the_coordinator(store: Store) -> None:
+    await ask(store, "a")
+    token = await grant(store, "a")
+    before = await store.events(after="0", limit=100, block_ms=0)
+    seen = (await store.inputs(after="0", block_ms=0)).last
+    named = replace(request(), holder_pid=4711, holder_started=12)
+    lease = await store.heartbeat("a", token, request=named, now_ms=NOW + 1_000)
+    assert lease == await store.lease("a")
+    assert getattr(lease, "request", None) == named
+    assert getattr(lease, "expires_ms", None) == NOW + 1_000 + TTL
+    world = await store.read(now_ms=NOW)
+    assert (world.leases["a"].request, world.next_due_ms) == (named, NOW + 1_000 + TTL)
+    after = await store.events(after=before[-1].id, limit=100, block_ms=0)
+    assert [(event.type, event.subject) for event in after] == [("lease", "a")]
+    assert (await store.inputs(after=seen, block_ms=0)).woken
+    await store.heartbeat("a", token, request=named, now_ms=NOW + 2_000)
+    assert await store.events(after=after[-1].id, limit=100, block_ms=0) == ()
+
+
+async def test_a_heartbeat_with_another_token_names_nobody(store: Store) -> None:
+    await ask(store, "a")
+    token = await grant(store, "a")
+    assert await store.heartbeat("a", token + 1, request=replace(request(), holder_pid=1), now_ms=NOW) == WrongToken()
+    lease = await store.lease("a")
+    assert lease is not None
+    assert lease.request == request()
+
+
 async def test_a_heartbeat_says_what_is_wrong(store: Store) -> None:
     assert await store.heartbeat("nobody", 1, now_ms=NOW) == NotFound()
     await ask(store, "a")

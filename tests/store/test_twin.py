@@ -202,10 +202,18 @@ class Twins(RuleBasedStateMachine):
             lambda store: store.enqueue(request, lease_id=lease_id, max_queue=max_queue, idempotency=key, now_ms=now)
         )
 
-    @rule(lease_id=lease_ids, other=st.sampled_from([0, 0, 1]), progress=maybe(st.sampled_from([0, 0.1, 1.0])))
-    def heartbeat(self, lease_id: str, other: int, progress: float | None) -> None:
+    @rule(
+        lease_id=lease_ids,
+        other=st.sampled_from([0, 0, 1]),
+        progress=maybe(st.sampled_from([0, 0.1, 1.0])),
+        pid=maybe(st.sampled_from([4711, 4712])),
+    )
+    def heartbeat(self, lease_id: str, other: int, progress: float | None, pid: int | None) -> None:
         token = self.token_of(lease_id) + other
-        self.both(lambda store: store.heartbeat(lease_id, token, progress=progress, now_ms=self.now))
+        lease = self.runner.run(self.memory.lease(lease_id))
+        named = None if lease is None or pid is None else replace(lease.request, holder_pid=pid)
+        now = self.now
+        self.both(lambda store: store.heartbeat(lease_id, token, progress=progress, request=named, now_ms=now))
 
     @rule(lease_id=lease_ids, other=st.sampled_from([None, 0, 1]), really=st.sampled_from([False, False, True]))
     def end(self, lease_id: str, other: int | None, really: bool) -> None:
@@ -263,7 +271,7 @@ class Twins(RuleBasedStateMachine):
         )
         commit = Commit(leases=(change,), tokens=(token,) if grant else ())
         self.both(lambda store: store.commit(commit, now_ms=self.now))
-        self.heartbeat(lease_id, 0, None)
+        self.heartbeat(lease_id, 0, None, 4711 if way % 2 else None)
 
     @rule(
         gateway=st.sampled_from(GATEWAYS),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
 
 import pytest
@@ -48,6 +48,24 @@ async def test_it_looks_until_the_probe_shows_enough(monkeypatch: pytest.MonkeyP
     probe = ScriptedProbe(0, 100, 19_999, 20_000)
     assert await vacate(sight_of(probe), "gpu0", VacateArgs(20_000, 60_000)) == Vacated(True, 20_000, ())
     assert probe.looks == 4
+
+
+async def test_a_card_is_not_free_while_something_of_ours_runs_under_a_lease_that_does_not_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vacate_module, "POLL_S", 0.0)
+    asked, looks = list[tuple[str, tuple[str, ...]]](), iter([("pid 7 (job jb_1)",), ("pid 7 (job jb_1)",), ()])
+
+    def remaining(card: str, stays: Collection[str]) -> Sequence[str]:
+        asked.append((card, tuple(stays)))
+        return next(looks)
+
+    args = VacateArgs(20_000, 0, stays=("ls_2",))
+    held = await vacate(sight_of(ScriptedProbe(20_000)), "gpu0", args, remaining)
+    assert held == Vacated(False, 20_000, ("pid 7 (job jb_1)",))
+    later = VacateArgs(20_000, 60_000, stays=("ls_2",))
+    assert (await vacate(sight_of(ScriptedProbe(20_000)), "gpu0", later, remaining)).free
+    assert asked == [("gpu0", ("ls_2",))] * 3
 
 
 async def test_the_probe_is_shown_what_the_backend_sees_now() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,8 +24,9 @@ from swapper.jobs import runner
 from swapper.jobs.recipes import Param, Recipe
 from swapper.jobs.runner import Jobs
 from swapper.store.memory import MemoryStore
+from swapper.store.protocol import Ended, NotFound, WrongToken
 from swapper.store.tail import Tail
-from workers.jobs import JobProcess
+from workers.jobs import JobProcess, Place, ever_running, still_running
 
 QUICK = (sys.executable, "-c", "import sys; open(sys.argv[1], 'w').write('x')", "{output}")
 LONG = (sys.executable, "-c", "import time; time.sleep(600)", "{output}")
@@ -33,6 +35,12 @@ T = TypeVar("T")
 
 async def _at_once() -> None:
     """This host is ours."""
+
+
+async def begins(pid: int, started: int) -> bool:
+    """Whoever it is."""
+    del pid, started
+    return True
 
 
 @dataclass(slots=True)
@@ -198,28 +206,67 @@ async def test_one_whose_half_output_cannot_be_removed_comes_to_an_end(tmp_path:
         assert (failed.state, failed.exit) == (JobState.FAILED, 3)
 
 
-async def test_the_process_of_one_that_runs_is_known_however_many_ended_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner, "_REMEMBERED", 2)
+async def test_its_process_stands_on_its_lease_before_it_begins(tmp_path: Path) -> None:
     async with running(tmp_path) as rig:
-        long = await rig.submit(LONG, "long")
-        await rig.grant(long)
-        await rig.until(long.id, lambda job: job.state is JobState.RUNNING)
-        ended = [await rig.submit(output=str(number)) for number in range(4)]
-        for job in ended:
-            await rig.jobs.cancel(job)
-            await rig.over(job)
-        assert rig.jobs.holder(long.lease) == rig.jobs.process(long).recorded()
-        await rig.jobs.cancel(long)
-        assert (await rig.over(long)).state is JobState.CANCELLED
+        job = await rig.submit()
+        process, beats = rig.jobs.process(job), list[tuple[bool, int | None, int | None]]()
+        heartbeat = rig.store.heartbeat
+
+        async def heard(
+            lease_id: str,
+            token: int,
+            *,
+            progress: float | None = None,
+            request: LeaseRequest | None = None,
+            now_ms: int | None = None,
+        ) -> Lease | NotFound | WrongToken | Ended:
+            assert request is not None
+            beats.append((process.begun, request.holder_pid, request.holder_started))
+            return await heartbeat(lease_id, token, progress=progress, request=request, now_ms=now_ms)
+
+        rig.store.heartbeat = heard
+        await rig.grant(job)
+        assert (await rig.over(job)).state is JobState.DONE
+        assert beats[0] == (False, *(process.recorded() or ()))
+
+
+async def test_a_lease_that_names_nobody_though_its_job_runs_is_told_when_it_is_found_again(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        job = await rig.submit(LONG)
+        await rig.grant(job)
+        await rig.until(job.id, lambda one: one.state is JobState.RUNNING)
+        lease = await rig.store.lease(job.lease)
+        assert lease is not None
+        silent = replace(lease.request, holder_pid=None, holder_started=None)
+        await rig.store.heartbeat(job.lease, lease.token or 0, request=silent)  # as a store put back would have it
+        with rig.tail.watch(job.lease):
+            found = await rig.lease(job, lambda one: one is not None and one.request.holder_pid is not None)
+        assert found is not None
+        assert found.request.holder_pid == rig.jobs.process(job).pid()
+        await rig.jobs.cancel(job)
+        await rig.over(job)
+
+
+async def test_of_one_that_is_over_nothing_is_said_to_run(tmp_path: Path) -> None:
+    async with running(tmp_path) as rig:
+        job = await rig.submit(LONG)
+        await rig.grant(job)
+        await rig.until(job.id, lambda one: one.state is JobState.RUNNING)
+        pid = rig.jobs.process(job).pid()
+        assert still_running(rig.folder, "gpu0", ()) == (f"pid {pid} (job {job.id})",)
+        assert still_running(rig.folder, "gpu0", (job.lease,)) == ()
+        assert still_running(rig.folder, "gpu1", ()) == ()
+        await rig.jobs.cancel(job)
+        await rig.over(job)
+        assert still_running(rig.folder, "gpu0", ()) == ()
+        assert ever_running(rig.folder) == []
 
 
 async def test_what_runs_of_one_that_the_store_has_forgotten_is_ended_and_its_folder_goes(tmp_path: Path) -> None:
     async with running(tmp_path) as rig:
         await tidied(rig)
         forgotten = JobProcess("jb_old", rig.folder / "jb_old", {})
-        await forgotten.start(LONG, {}, follows=False)
+        await forgotten.start(LONG, dict(os.environ), Place("ls_old", "gpu0"), begins, follows=False)
         pid = forgotten.pid()
         assert pid is not None
         job = await rig.submit(LONG)
@@ -227,7 +274,7 @@ async def test_what_runs_of_one_that_the_store_has_forgotten_is_ended_and_its_fo
         await rig.until(job.id, lambda one: one.state is JobState.RUNNING)
         await rig.jobs.tidy()
         assert not psutil.pid_exists(pid)
-        assert [path.name for path in rig.folder.iterdir()] == [job.id]
+        assert not (rig.folder / "jb_old").exists()
         assert rig.jobs.process(job).pid() is not None
         await rig.jobs.cancel(job)
         await rig.over(job)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
@@ -22,6 +24,28 @@ def test_an_expired_holder_leaves_the_card_only_after_the_grace() -> None:
     assert departed == [
         {"lease": "a", "label": "", "pid": None, "free_ms": play.world.now_ms + 30_000, "started": None}
     ]
+
+
+def test_a_holder_that_is_named_after_the_grant_is_waited_for_by_its_process() -> None:
+    play = granted()
+    asked = replace(play.lease("a").request, holder_pid=4711, holder_started=12)
+    play.world = replace(play.world, leases={**play.world.leases, "a": replace(play.lease("a"), request=asked)})
+    play.decide()
+    assert [(hold.pid, hold.started) for hold in play.card.holds] == [(4711, 12)]
+    play.pass_time(30_001)
+    play.decide()
+    (left,) = cast("list[Mapping[str, object]]", play.swap.pending[0].args["departed"])
+    assert (left["pid"], left["started"]) == (4711, 12)
+
+
+def test_which_leases_stay_is_told_with_the_order_to_prove() -> None:
+    play = Play(spec(tenant("med", need_mib=4 * GIB)), MED)
+    play.enqueue("part", vram_mib=4 * GIB)
+    play.decide()
+    play.run()
+    play.enqueue("more", vram_mib=4 * GIB)
+    play.decide()
+    assert play.pending("vacate").args["stays"] == ["part"]
 
 
 def test_a_lease_held_beyond_its_max_hold_is_revoked() -> None:

@@ -15,11 +15,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import IO, cast
 
 import psutil
 
@@ -49,8 +49,20 @@ class _Process:
     session: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A launcher whose child waits. `waits`: when that was started, clock ticks since boot."""
+
+    launcher: subprocess.Popen[bytes]
+    pid: int
+    waits: int | None
+
+
 class CommandControl:
-    """The process of the server `name`. `env` adds to our own environment; relative paths are relative to `cwd`."""
+    """The process of the server `name`; relative paths are relative to `cwd`.
+
+    `env` adds to our own environment, or is all of it where `whole`.
+    """
 
     def __init__(
         self,
@@ -61,12 +73,14 @@ class CommandControl:
         cwd: Path | None = None,
         *,
         grace_ms: int = GRACE_MS,
+        whole: bool = False,
     ) -> None:
         self._name = name
         self._grace_ms = grace_ms
         self._argv = tuple(argv)
         self._folder = folder.absolute()
         self._env = dict(env or {})
+        self._whole = whole
         self._cwd = cwd
         self._lock = asyncio.Lock()
 
@@ -74,6 +88,28 @@ class CommandControl:
         """Adopt the recorded process if it lives, else start one. Raises BackendError when it cannot be started."""
         async with self._lock:
             await self._ensure()
+
+    async def start_once(self, named: Callable[[int, int], Awaitable[bool]], *, log_bytes: int) -> bool:
+        """Start it, unless anything ever was in its folder; False where it is not to begin, and nothing is on record.
+
+        Its process waits until `named`, given its pid and start (clock ticks since boot), says whether it is to.
+        Its log is kept below `log_bytes`. Raises BackendError when it cannot be started, and what `named` raises.
+        """
+        async with self._lock:
+            held = await _whatever_comes(asyncio.to_thread(self._hold, log_bytes))
+            if held.waits is None:
+                _let_go(held.launcher)
+                return True
+            try:
+                begins = await named(held.pid, held.waits)
+            except BaseException:
+                _let_go(held.launcher)
+                raise
+            if begins:
+                await _finished(asyncio.to_thread(self._begin, held))
+            else:
+                _let_go(held.launcher)
+            return begins
 
     async def stop(self, grace_ms: int | None = None) -> None:
         """TERM to the process group, after its grace KILL to all of the session; returns once all are gone.
@@ -105,6 +141,11 @@ class CommandControl:
     def _pid(self) -> int | None:
         process = self._recorded()
         return process.pid if process and launcher.lives(process.pid, process.started) else None
+
+    def left(self) -> list[int]:
+        """What lives of its process and of what that started. Blocking, some ms where the process itself is gone."""
+        process = self._recorded()
+        return [] if process is None else _session(process)
 
     def exit_status(self) -> ExitStatus | None:
         """How the last process ended; None while it runs, and when its launcher was killed before it could write."""
@@ -139,25 +180,55 @@ class CommandControl:
 
     def _launch(self) -> None:
         """Start the launcher and wait for its answer; another starter's process counts as ours."""
-        program = [*_LAUNCHER, str(self._folder), "--", *self._argv]
+        started = self._spawn()
+        with _pipe(started):
+            self._heard(started)
+
+    def _hold(self, log_bytes: int) -> _Held:
+        """Start the launcher, which asks whether its child is to begin; `waits` None: something is on record there."""
+        started = self._spawn("--once", str(log_bytes), stdin=subprocess.PIPE)
+        try:
+            answer = self._heard(started)
+        except BackendError:
+            _let_go(started)
+            raise
+        return _Held(started, cast("int", answer["pid"]), cast("int | None", answer.get("waits")))
+
+    def _begin(self, held: _Held) -> None:
+        """Its child is to begin; returns once it has."""
+        assert held.launcher.stdin is not None
+        try:
+            held.launcher.stdin.write(b"+")
+            held.launcher.stdin.flush()
+            self._heard(held.launcher)
+        except BrokenPipeError:
+            raise BackendRefused(f"{self._name} cannot be started: its launcher ended before its time") from None
+        finally:
+            _let_go(held.launcher)
+
+    def _spawn(self, *options: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+        program = [*_LAUNCHER, str(self._folder), *options, "--", *self._argv]
         try:
             started = subprocess.Popen(
                 program,
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 cwd=self._cwd,
-                env=os.environ | self._env,
+                env=self._env if self._whole else os.environ | self._env,
                 start_new_session=True,
             )
         except OSError as error:
             raise BackendRefused(f"{self._name} cannot be started in {self._cwd}: {error.strerror}") from error
         # Waits for the launcher for as long as we live, so that none of them stays behind as a zombie.
         threading.Thread(target=started.wait, name=f"launcher of {self._name}", daemon=True).start()
-        assert started.stdout is not None
-        with started.stdout as pipe:
-            answered, _, _ = select.select([pipe], [], [], START_S)
-            line = os.read(pipe.fileno(), _ANSWER_BYTES) if answered else None
+        return started
+
+    def _heard(self, started: subprocess.Popen[bytes]) -> Mapping[str, object]:
+        """The next line of a launcher."""
+        pipe = _pipe(started)
+        answered, _, _ = select.select([pipe], [], [], START_S)
+        line = os.read(pipe.fileno(), _ANSWER_BYTES) if answered else None
         if line is None:
             raise BackendDown(self._gave_up(started))
         try:
@@ -166,6 +237,7 @@ class CommandControl:
             answer = {"error": f"its launcher ended without a word; does {self._folder} have room and may be written?"}
         if "error" in answer:
             raise BackendRefused(f"{self._name} cannot be started: {answer['error']}")
+        return answer
 
     def _gave_up(self, started: subprocess.Popen[bytes]) -> str:
         """End a launcher that stays silent, with what it may have begun: the next one must find nobody in its way."""
@@ -203,6 +275,31 @@ class CommandControl:
                 left = ", ".join(map(str, _session(process)))
                 raise BackendError(f"{self._name}: process {left} survived KILL; it hangs in the kernel")
         await _until(lambda: not _runs(process.session), _EXIT_WRITTEN_S)
+
+
+async def _whatever_comes(work: Coroutine[None, None, _Held]) -> _Held:
+    """As `await work`; whoever cancels it leaves nothing that waits."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        with suppress(BackendError):
+            _let_go(task.result().launcher)
+        raise
+
+
+def _pipe(started: subprocess.Popen[bytes]) -> IO[bytes]:
+    assert started.stdout is not None
+    return started.stdout
+
+
+def _let_go(started: subprocess.Popen[bytes]) -> None:
+    """Close its pipes: a child that still waits ends without having begun."""
+    for pipe in (started.stdin, started.stdout):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()
 
 
 async def _finished(work: Coroutine[None, None, None]) -> None:

@@ -1,11 +1,15 @@
 """The launcher: starts one command so that it outlives whoever asked, and writes down how it ended.
 
-    python -m workers.control.launcher RECORD_DIR -- COMMAND [ARGUMENT...]
+    python -m workers.control.launcher RECORD_DIR [--once LOG_BYTES] -- COMMAND [ARGUMENT...]
 
 Invariant: no command of ours runs unrecorded. The child waits at a pipe until the record (pid, start time, boot id,
 session, argv) is durable; if the launcher dies before that, the pipe closes and the child ends without having begun.
 At most one child per folder lives: who starts holds the folder's lock and looks first. In RECORD_DIR: record.json, log
 and log.1, lock, exit.PID.START.json. Standard library only (it is run with `-I -S` to stay small and quick).
+
+With `--once` nothing is started where anything was before, and the child, once it is there, is told of with one line,
+{"pid": N, "waits": TICKS}, TICKS being its start; it begins when a byte comes on standard input, and where that ends
+instead it does not begin and is not recorded. Its log is kept below LOG_BYTES, but for what comes within a second.
 
 It answers on its standard output with one line of JSON, {"pid": N, "started": true|false} or {"error": "..."}, and
 then lets go of it. TERM and INT are passed on to the child. It exits with 0 once the child's exit status is on disk,
@@ -18,16 +22,23 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import signal
 import sys
 import time
 from collections.abc import Generator
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import BinaryIO, NoReturn, cast
 
 LOG_LIMIT = 10 << 20
 """Bytes of log at which a start begins a new file."""
 
+LOOK_S = 1.0
+"""Between looks at the length of a log that is kept short; ten times as often while it grows fast."""
+
+_MARK = b"\n[swapper: %d bytes are left out here; of a log over %d bytes its beginning and its end are kept]\n"
+_MARKED = re.compile(rb"\n\[swapper: (\d+) bytes are left out here; of a log over \d+ bytes [a-z ]+\]\n")
+_MARK_BYTES = 200
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT)
 _WAITED_FOR = (*_PASSED_ON, signal.SIGCHLD)
 
@@ -76,12 +87,20 @@ def exit_file(folder: Path, record: dict[str, object]) -> Path:
     return folder / f"exit.{record['pid']}.{record['started']}.json"
 
 
+def log_parts(limit: int) -> tuple[int, int]:
+    """Bytes of the beginning and of the end that are kept of a log which became longer than `limit`."""
+    return limit // 8, limit // 2
+
+
 def main(arguments: list[str]) -> int:
     """Run the launcher; see the module text."""
-    if len(arguments) < 3 or arguments[1] != "--":
-        print("usage: python -m workers.control.launcher RECORD_DIR -- COMMAND [ARGUMENT...]", file=sys.stderr)
+    once = arguments[1:2] == ["--once"]
+    command = arguments[3 if once else 1 :]
+    if len(command) < 2 or command[0] != "--":
+        usage = "RECORD_DIR [--once LOG_BYTES] -- COMMAND [ARGUMENT...]"
+        print(f"usage: python -m workers.control.launcher {usage}", file=sys.stderr)
         return 2
-    folder, argv = Path(arguments[0]).absolute(), arguments[2:]
+    folder, argv, limit = Path(arguments[0]).absolute(), command[1:], int(arguments[2]) if once else None
     _lead_a_session()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
@@ -89,17 +108,18 @@ def main(arguments: list[str]) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder):
             record = read_record(folder)
-            if recorded_alive(record):
-                assert record is not None
+            if record is not None and (once or recorded_alive(record)):
                 _answer(pid=record["pid"], started=False)
                 return 0
-            record = _start(folder, argv)
+            record = _start(folder, argv, asks=once)
+            if record is None:
+                return 1
     except OSError as error:
         _answer(error=f"{error.strerror or error}: {error.filename or argv[0]}")
         return 1
     _answer(pid=record["pid"], started=True)
     _let_go(folder)
-    return _wait(folder, record)
+    return _wait(folder, record, limit)
 
 
 def _lead_a_session() -> None:
@@ -123,8 +143,11 @@ def _locked(folder: Path) -> Generator[None]:
         os.close(fd)
 
 
-def _start(folder: Path, argv: list[str]) -> dict[str, object]:
-    """Fork, record, let the child go on; returns the record. Raises OSError when it could not be started."""
+def _start(folder: Path, argv: list[str], *, asks: bool) -> dict[str, object] | None:
+    """Fork, record, let the child go on; returns the record. Raises OSError when it could not be started.
+
+    `asks`: whether it is to begin; None where it is not.
+    """
     for left in folder.glob("exit.*.json"):
         left.unlink()
     log = _open_log(folder)
@@ -146,6 +169,10 @@ def _start(folder: Path, argv: list[str]) -> dict[str, object]:
             "session": os.getsid(0),
             "argv": argv,
         }
+        if asks and not _is_to_begin(pid, stat[3]):
+            os.close(opener)
+            os.waitpid(pid, 0)
+            return None
         _write(folder / "record.json", record)
         os.write(opener, b"+")
     except OSError:
@@ -159,6 +186,11 @@ def _start(folder: Path, argv: list[str]) -> dict[str, object]:
         _record_exit(folder, record, os.waitpid(pid, 0)[1])
         raise OSError(int(reason), os.strerror(int(reason)), argv[0])
     return record
+
+
+def _is_to_begin(pid: int, started: int) -> bool:
+    _answer(pid=pid, waits=started)
+    return bool(os.read(0, 1))
 
 
 def _become(gate: int, told: int, log: int, argv: list[str]) -> NoReturn:
@@ -181,18 +213,64 @@ def _become(gate: int, told: int, log: int, argv: list[str]) -> NoReturn:
         os._exit(status)
 
 
-def _wait(folder: Path, record: dict[str, object]) -> int:
-    """Pass signals on until the child has ended, then write down how."""
-    pid = cast("int", record["pid"])
+def _wait(folder: Path, record: dict[str, object], limit: int | None) -> int:
+    """Pass signals on until the child has ended, then write down how. `limit`: bytes of its log, None for none."""
+    pid, size, pause = cast("int", record["pid"]), 0, LOOK_S
     while True:
-        number = signal.sigwait(_WAITED_FOR)
-        if number != signal.SIGCHLD:
+        number = signal.sigwait(_WAITED_FOR) if limit is None else _within(pause)
+        if limit is not None:
+            before, size = size, _shortened(folder / "log", limit)
+            pause = LOOK_S if size - before < limit // 8 else LOOK_S / 10
+        if number is not None and number != signal.SIGCHLD:
             os.kill(pid, number)
             continue
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             _record_exit(folder, record, status)
             return 0
+
+
+def _within(seconds: float) -> int | None:
+    """The next signal; None where none comes."""
+    told = signal.sigtimedwait(_WAITED_FOR, seconds)
+    return None if told is None else told.si_signo
+
+
+def _shortened(log: Path, limit: int) -> int:
+    """Its length, once its middle was taken out where it was longer than it may be.
+
+    Whoever writes appends, and goes on at the new end; what comes while it is being cut may be lost with the middle.
+    """
+    try:
+        with log.open("r+b") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size <= limit:
+                return size
+            fcntl.flock(file, fcntl.LOCK_EX)
+            return _cut(file, size, limit)
+    except OSError:
+        return 0
+
+
+def _cut(file: BinaryIO, size: int, limit: int) -> int:
+    head, tail = log_parts(limit)
+    gone, marked = left_out(file, head)
+    file.seek(size - tail)
+    end = file.read(tail)
+    gone += os.fstat(file.fileno()).st_size - tail - head - marked
+    mark = _MARK % (gone, limit)
+    file.seek(head)
+    file.write(mark + end)
+    file.flush()
+    file.truncate(head + len(mark) + len(end))
+    return head + len(mark) + len(end)
+
+
+def left_out(file: BinaryIO, head: int) -> tuple[int, int]:
+    """Bytes that a log lacks after its first `head` ones, and the length of the line that says so there; or 0, 0."""
+    file.seek(head)
+    found = _MARKED.match(file.read(_MARK_BYTES))
+    return (int(found[1]), len(found[0])) if found else (0, 0)
 
 
 def _record_exit(folder: Path, record: dict[str, object], status: int) -> None:
