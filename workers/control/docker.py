@@ -1,8 +1,9 @@
 """Control `docker`: a container that exists already is started and stopped; nothing here makes or removes one.
 
 Invariant: it counts as gone only when the engine says that it does not run and its process is gone; an engine that
-does not answer says nothing. A paused container is there. Stopping it is by hand, which the engine remembers until it
-begins anew: one with `restart: always` comes back then, and is told of as such.
+does not answer, or fails, says nothing. A paused container is there, and so is one that was seen to run here and that
+was renamed since, also where another has its name. Stopping it is by hand, which the engine remembers until it begins
+anew: one with `restart: always` comes back then, and is told of as such.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ import re
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
-from swapper.errors import BackendDown, BackendError, BackendRefused
+from docker.errors import NotFound
+
+from swapper.errors import BackendError, BackendRefused
 from workers.control import GRACE_MS, ExitStatus, Phase, Seen, launcher
 from workers.control.container import Container, time_s
 from workers.control.engine import Engine
@@ -47,6 +51,7 @@ class DockerControl:
         self._looks = count(1)
         self._shown = 0
         self._last: Container | Phase = Phase.UNREACHABLE
+        self._ran: str | None = None
         self._stopped_at: int | None = None
         self._note: str | None = None
         self._before_s: float | None = None
@@ -141,16 +146,16 @@ class DockerControl:
         """Ask the engine now."""
         try:
             found = await self._find()
-        except BackendDown as down:
-            return Seen(Phase.UNREACHABLE, str(down))
         except BackendError as error:
-            return Seen(Phase.MISSING, str(error))
+            return Seen(Phase.UNREACHABLE, str(error))
         if found is None:
             return Seen(Phase.MISSING, self._missing())
         seen = found.seen()
+        if found.running and not seen.why:
+            seen = replace(seen, why=self._renamed(found))
         anew = self._stopped_at is not None and self._stopped_at != self._engine.losses
         if anew and found.running and found.always_back:
-            return Seen(seen.phase, seen.why, seen.run, seen.pids, seen.containers, came_back=True)
+            return replace(seen, came_back=True)
         return seen
 
     def changes(self) -> AsyncIterator[None]:
@@ -236,13 +241,11 @@ class DockerControl:
         look = next(self._looks)
         try:
             found = await self._engine.ask(self._inspected)
-        except BackendRefused as refused:
-            self._show(Phase.MISSING, look)
-            if refused.status == _NOT_FOUND:
+        except BackendError as error:
+            missing = isinstance(error, BackendRefused) and error.status == _NOT_FOUND
+            self._show(Phase.MISSING if missing else Phase.UNREACHABLE, look)
+            if missing:
                 return None
-            raise
-        except BackendError:
-            self._show(Phase.UNREACHABLE, look)
             raise
         self._show(found, look)
         return found
@@ -252,8 +255,39 @@ class DockerControl:
         with self._seeing:
             if look > self._shown:
                 self._shown, self._last = look, found
+                if isinstance(found, Container):
+                    self._ran = found.id if found.running else None
 
     def _inspected(self, client: Any) -> Container:  # noqa: ANN401
+        """What has its name now; what was last seen to run, where that runs on under another one."""
+        found: Container | None = None
+        lost: Exception | None = None
+        try:
+            found = self._named(client)
+        except NotFound as error:
+            lost = error
+        except BackendRefused as refused:
+            if refused.status != _NOT_FOUND:
+                raise
+            lost = refused
+        ran = self._ran
+        if ran is not None and (found is None or found.id != ran):
+            with suppress(NotFound):
+                left = Container.of(client.inspect_container(ran))
+                if left.running:
+                    return left
+        if found is None:
+            assert lost is not None
+            raise lost
+        return found
+
+    def _renamed(self, found: Container) -> str:
+        word = self._container
+        if "/" in word or found.name == word or found.id.startswith(word):
+            return ""
+        return f"the container that was started as {word} is called {found.name} now: write that name as container:"
+
+    def _named(self, client: Any) -> Container:  # noqa: ANN401
         project, slash, service = self._container.partition("/")
         if not slash:
             return Container.of(client.inspect_container(self._container))
