@@ -58,7 +58,8 @@ class Talk:
 
     `id` is the link of its last request, `links` the last ones of its chain (the oldest first, the last one is `id`),
     `tokens` what its last answer left in its slot (0: not known), `used_ms` when that was, in ms since the epoch.
-    `slot` is where it was seen to be, None where nobody saw it.
+    `slot` is where it was seen to be, None where nobody saw it. `snapshot` is its newest one so far, "" where it has
+    none.
     """
 
     id: str
@@ -66,6 +67,7 @@ class Talk:
     tokens: int = 0
     used_ms: int = 0
     slot: int | None = None
+    snapshot: str = ""
 
 
 @dataclass(frozen=True, slots=True)

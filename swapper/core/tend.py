@@ -153,4 +153,5 @@ def _room(swap: Swap) -> str:
 def _as_told(c: Conversation) -> Mapping[str, object]:
     """A conversation believed to be in the server; `slot` where it was seen."""
     slot = c.slot if c.slot >= 0 else None
-    return {"id": c.head, "links": list(c.links), "tokens": c.tokens, "used_ms": c.used_ms, "slot": slot}
+    known = {"links": list(c.links), "tokens": c.tokens, "used_ms": c.used_ms, "slot": slot}
+    return {"id": c.head, **known, **({"snapshot": c.replaces} if c.replaces else {})}

@@ -224,11 +224,22 @@ class Conversations:
             short = await keeper.short()  # before what was written goes again
             await keeper.drop(tenant, args.name)
             raise BackendError(f"{args.name} has {size} bytes on disk, llama-server wrote {answer.n_written}{short}")
-        manifest = self._manifest(tenant, args, await self._fingerprint(model), answer, talk_of(answer.n_saved))
-        came = args.replaces if args.talk is not None else (await self.run(model)).restored(args.slot)
-        await keeper.finish(manifest, restored=came)
+        talk = talk_of(answer.n_saved)
+        manifest = self._manifest(tenant, args, await self._fingerprint(model), answer, talk)
+        await keeper.finish(manifest, restored=await self._came(model, args, manifest, talk))
         self._paces.saved(model.name, answer.n_saved, answer.timings.save_ms, self._how.now_ms())
         return Saved(args.name, args.slot, answer.n_saved, answer.n_written, answer.timings.save_ms)
+
+    async def _came(self, model: Model, args: SaveArgs, saved: Manifest, talk: Talk | None) -> str | None:
+        """The snapshot that what was saved has gone on from: as its gateway says, else what came into this slot."""
+        if args.talk is not None:
+            return args.replaces
+        if talk is not None and talk.snapshot:
+            return talk.snapshot
+        came = (await self.run(model)).restored(args.slot)
+        keeper = self._keeper
+        assert keeper is not None
+        return came if came is not None and await asyncio.to_thread(keeper.folder.went_on, came, saved) else None
 
     async def _save_slot(self, tenant: str, model: Model, args: SaveArgs, keeper: Keeper) -> SavedSlot:
         what = f"save of slot {args.slot} of {model.name}"

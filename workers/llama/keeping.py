@@ -2,9 +2,9 @@
 
 Invariant: nothing slow happens on the way of a swap: files are synced and their digests computed a while after a save
 (at once when a load asks for them) and read ahead during a load, old files are removed after the release; what a swap
-does wait for holds up no call: it runs beside the loop. What may be the only copy of a conversation goes only by age;
-whatever goes is named in the log with the reason. What must not be restored stays as well, but is listed in one run
-only (a run: one process of a model, known by its port).
+does wait for holds up no call: it runs beside the loop. What may be the only copy of a conversation goes only by age,
+and that is told at its tenant's next load; whatever goes is named in the log with the reason. What must not be restored
+stays as well, but is listed in one run only (a run: one process of a model, known by its port).
 """
 
 from __future__ import annotations
@@ -40,12 +40,14 @@ _log = structlog.stdlib.get_logger("workers.llama")
 class _Run:
     """Saves of one tenant in this run of it, each with the snapshot that had been restored into its slot.
 
-    `open` are those begun and not finished, `beside` those whose conversation went on in the server.
+    `open` are those begun and not finished, `beside` those whose conversation went on in the server, `back` those that
+    were restored into it.
     """
 
     saved: dict[str, str | None] = field(default_factory=dict[str, str | None])
     open: set[str] = field(default_factory=set[str])
     beside: set[str] = field(default_factory=set[str])
+    back: set[str] = field(default_factory=set[str])
 
 
 class Keeper:
@@ -57,6 +59,7 @@ class Keeper:
         self._now_ms = now_ms
         self._swift = ThreadPoolExecutor(SWIFT_THREADS, thread_name_prefix="slot folder")
         self._runs: dict[str, _Run] = {}
+        self._lost: dict[str, list[Removed]] = {}
         self._settling: dict[str, asyncio.Task[None]] = {}
         self._hurry: dict[str, asyncio.Event] = {}
         self._checking: dict[str, asyncio.Task[str | None]] = {}
@@ -142,9 +145,13 @@ class Keeper:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.warning("no digest could be written", snapshot=name, error=str(error))
 
-    def replace_soon(self, tenant: str, name: str) -> None:
-        """The tenant goes on: what this save replaces goes once the save is on the disk, and what is old with it."""
-        self._runs[tenant].beside.add(name)
+    def replace_soon(self, tenant: str, name: str, *, beside: bool = True) -> None:
+        """The tenant goes on: what this save replaces goes once the save is on the disk, and what is old with it.
+
+        `beside`: so does its conversation, in the server; else another one took its slot, and this is its last copy.
+        """
+        if beside:
+            self._runs[tenant].beside.add(name)
         self._in_background(self._replace(tenant, name), f"replace by {name}")
 
     async def _replace(self, tenant: str, name: str) -> None:
@@ -161,7 +168,7 @@ class Keeper:
                 _log.info("snapshot removed", snapshot=removed.snapshot, why=removed.why)
                 if self._runs.get(tenant) is run:
                     run.saved[name] = run.saved.pop(old, None)  # what that was to replace is replaced by this one
-            await self.prune()
+            self._note(await self._prune())
         except (OSError, BackendError) as error:
             _log.warning("a replaced snapshot could not be removed", snapshot=name, error=str(error))
 
@@ -187,8 +194,7 @@ class Keeper:
             pairs = [(old, by) for by, old in run.saved.items() if replace_old and old is not None]
             for removed in filter(None, (self.folder.supersede(old, by) for old, by in pairs)):
                 _log.info("snapshot removed", snapshot=removed.snapshot, why=removed.why)
-            for removed in self.folder.prune(self._keep, self._now_ms(), current):
-                _log.info("snapshot removed", snapshot=removed.snapshot, why=removed.why)
+            self._note(self.folder.prune(self._keep, self._now_ms(), current, self._copies()))
         except OSError as error:
             _log.warning("old snapshots could not be removed", folder=str(self.folder.path), error=str(error))
 
@@ -202,21 +208,39 @@ class Keeper:
     async def prune(self) -> list[Removed]:
         """Apply age and budget now, as after a release. What is being saved, and was in this run, stays.
 
-        Of what was saved beside the calls only age and budget decide.
+        Of what is in the server as well only age and budget decide.
         """
+        gone = await self._prune()
+        self._log_removed(gone)
+        return gone
+
+    async def _prune(self) -> list[Removed]:
         current = {name for run in self._runs.values() for name in (*run.saved, *run.open)}
-        beside = {name for run in self._runs.values() for name in run.beside}
         with self.disk():
-            gone = await asyncio.to_thread(self.folder.prune, self._keep, self._now_ms(), current, beside)
+            return await asyncio.to_thread(self.folder.prune, self._keep, self._now_ms(), current, self._copies())
+
+    def _copies(self) -> set[str]:
+        """Those whose conversations are in the server as well."""
+        return {name for run in self._runs.values() for name in (*run.beside, *run.back)}
+
+    def _log_removed(self, gone: Sequence[Removed]) -> None:
         for removed in gone:
             _log.info("snapshot removed", snapshot=removed.snapshot, why=removed.why)
-        return gone
+
+    def _note(self, gone: Sequence[Removed]) -> None:
+        """Nobody asked for it: what may have been lost by it is told when its tenant is loaded next."""
+        self._log_removed(gone)
+        for removed in gone:
+            if removed.lost is not None:
+                self._lost.setdefault(removed.lost.tenant, []).append(removed)
+                del self._lost[removed.lost.tenant][:-LISTED]
 
     async def read_ahead(self, tenant: str) -> None:
         """A load begins: check the digests of the newest snapshots meanwhile, so that a restore finds them known."""
         await asyncio.to_thread(self.folder.make_again)
         if tenant in self._runs:  # whatever ended its process, what was saved of it is the only copy now
             self._runs[tenant].beside.clear()
+            self._runs[tenant].back.clear()
         self._in_background(self._read_ahead(tenant), f"read ahead {tenant}")
 
     def _in_background(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
@@ -239,7 +263,8 @@ class Keeper:
         if tidying := self._tidying.get(tenant):
             self._hurry_all()
             await asyncio.wait({tidying})
-        return await asyncio.to_thread(self._listing, tenant, now, run)
+        listed = await asyncio.to_thread(self._listing, tenant, now, run)
+        return (*listed, *(_info(one.lost, f"deleted: {one.why}") for one in self._lost.pop(tenant, ()) if one.lost))
 
     def _listing(self, tenant: str, now: Fingerprint, run: str) -> tuple[SnapshotInfo, ...]:
         refusals = self.folder.refusals
@@ -270,17 +295,21 @@ class Keeper:
 
         It is back without the note as well: one that cannot be written only spares the file longer.
         """
-        await self._at_once(self._note_restored, name)
+        tenant = await self._at_once(self._note_restored, name)
+        if tenant is not None:
+            self._runs.setdefault(tenant, _Run()).back.add(name)
 
-    def _note_restored(self, name: str) -> None:
+    def _note_restored(self, name: str) -> str | None:
+        """Returns whose it is."""
         current = self.folder.manifest(name)
         if current is None:
             _log.warning("the manifest of a restored snapshot vanished", snapshot=name)
-            return
+            return None
         try:
             self.folder.write(replace(current, restored_ms=self._now_ms()))
         except OSError as error:
             _log.warning("a restore could not be noted in its manifest", snapshot=name, error=str(error))
+        return current.tenant
 
     async def _at_once(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Off the loop, on threads of their own: a swap waits for it, and must not wait behind syncs and digests."""

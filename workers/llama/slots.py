@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from swapper.snapshots.manifest import MANIFEST_SUFFIX, Fingerprint, Manifest, d
 from workers.hostram import FLOOR_MIB, available, in_memory
 from workers.llama.refused import Refusals, Stamp
 from workers.llama.regular import NotRegular, open_regular, rewrite_regular, stat_regular
+from workers.llama.retention import REREAD, only_copies, short_and_left, superseded, went_on
 from workers.vram.unified import HostMemory
 
 _CHUNK = 1 << 20
@@ -30,8 +31,6 @@ _MANIFEST_BYTES = 1 << 20
 """No manifest is larger; more of what calls itself one is not read."""
 AGE_MS = 7 * 24 * 3_600_000
 """How long a snapshot stays where nothing else is configured: what an abandoned swap saved must not stay for ever."""
-REREAD = 8
-"""Tokens by which a conversation that went on may be shorter: its last ones are read anew, perhaps as fewer."""
 _SHORT = f"shorter than {WORTH_TOKENS} tokens: read faster than it is brought back"
 _log = structlog.stdlib.get_logger("workers.llama")
 
@@ -50,10 +49,11 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """A snapshot that was deleted, and why."""
+    """A snapshot that was deleted, and why. `lost`: it may have been the last copy of its conversation."""
 
     snapshot: str
     why: str
+    lost: Manifest | None = None
 
 
 class SlotFolder:
@@ -65,6 +65,7 @@ class SlotFolder:
         self.refusals = Refusals(path)
         self._verified: dict[str, Stamp] = {}
         self._passed_over: set[str] = set()
+        self._over = False
         self.boot = _boot_id()
 
     def make_again(self) -> None:
@@ -127,15 +128,23 @@ class SlotFolder:
             return False
         return True
 
-    def write(self, manifest: Manifest) -> None:
-        """Write or replace a manifest in one move; what cannot be completed leaves nothing behind."""
+    def write(self, manifest: Manifest, *, durable: bool = False) -> None:
+        """Write or replace a manifest in one move; what cannot be completed leaves nothing behind.
+
+        `durable`: it is on the disk, with its name, when this returns.
+        """
         path = self.path / (manifest.snapshot + MANIFEST_SUFFIX)
         fresh = path.with_name(path.name + ".tmp")
         file = rewrite_regular(fresh, 0o600)
         try:
             with file:
                 file.write(encode(manifest))
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
             os.replace(fresh, path)
+            if durable:
+                _sync_folder(self.path)
         except OSError:
             with contextlib.suppress(OSError):
                 fresh.unlink()
@@ -145,8 +154,9 @@ class SlotFolder:
         """Force the file to the disk, then rewrite its manifest with the digest. A vanished file is left alone."""
         path = self.path / manifest.snapshot
         try:
-            with open_regular(path) as file:
-                os.fsync(file.fileno())
+            for name in (manifest.snapshot, *self._sidecars(manifest.snapshot)):
+                with open_regular(self.path / name) as file:
+                    os.fsync(file.fileno())
             if self._written_since_seal(manifest.snapshot):
                 return
             stamp = _stamp(path)  # before the digest: what is written while it is computed must not pass for read
@@ -155,7 +165,7 @@ class SlotFolder:
         except FileNotFoundError:
             return
         if current is not None and self.size(manifest.snapshot) == manifest.bytes:
-            self.write(replace(current, digest=digest))
+            self.write(replace(current, digest=digest), durable=True)
             self._verified[manifest.snapshot] = stamp
 
     def _written_since_seal(self, name: str) -> bool:
@@ -267,48 +277,70 @@ class SlotFolder:
     def supersede(self, restored: str, by: str) -> Removed | None:
         """Delete a snapshot that was restored, now that `by` is saved from the very slot it was restored into.
 
-        Only where `by` has all of its tokens (but for `REREAD`): a conversation that went on only grows, while a
-        stranger that took the slot has mostly fewer, and then this file is the only copy. None: it stays.
+        Or of which a gateway says that `by` has gone on from it; only where `by` can have all of it. None: it stays.
         """
         old, new = self.manifest(restored), self.manifest(by)
         if old is None or new is None or old.tenant != new.tenant or new.tokens < old.tokens - REREAD:
             return None
         self.remove(restored)
-        return Removed(restored, f"{by} holds its conversation")
+        return Removed(restored, _held(by))
+
+    def went_on(self, restored: str, new: Manifest) -> bool:
+        """Whether what is saved from a slot now may be what was restored into it; a stranger may have taken it."""
+        old = self.manifest(restored)
+        return old is not None and went_on(old, new)
 
     def prune(
         self, keep: Keep, now_ms: int, current: Collection[str] = (), copies: Collection[str] = ()
     ) -> list[Removed]:
-        """Delete by age, what is too short to come back, then those unused for longest beyond the budget.
+        """Delete by age, what is too short to come back, what newer copies hold, the longest unused beyond the budget.
 
         Returns what was deleted.
 
-        The budget never takes what may be the only copy of a conversation: saves that were not restored, if they are
-        among `current` or of the newest swap that left any of their tenant, and not among `copies`, whose conversations
-        are in the server as well. Age does. A manifest whose file is gone goes by age alone: it takes no room, and it
-        stands for no copy.
+        The budget never takes what may be the only copy of a conversation (see retention.py): `current` were saved in
+        this run, `copies` are in the server as well. Age does. A manifest whose file is gone goes by age alone: it
+        takes no room, and it stands for no copy.
         """
         age_ms = AGE_MS if keep.age_ms is None else keep.age_ms
-        gone: list[Removed] = []
-        left: list[Manifest] = []
-        for manifest in self.manifests():
+        everything = self.manifests()
+        there = [manifest for manifest in everything if self._size(manifest.snapshot) is not None]
+        spared = only_copies(there, current, copies)
+        gone: dict[str, str] = {}
+        for manifest in everything:
             if now_ms - manifest.saved_ms > age_ms:
-                gone.append(Removed(manifest.snapshot, f"older than {age_ms / 3_600_000:.4g} h"))
-            else:
-                left.append(manifest)
-        left = [manifest for manifest in left if self._size(manifest.snapshot) is not None]
-        short = _short_and_left(left, copies)
-        gone += [Removed(m.snapshot, _SHORT) for m in left if m.snapshot in short]
-        left = [manifest for manifest in left if manifest.snapshot not in short]
+                gone[manifest.snapshot] = f"older than {age_ms / 3_600_000:.4g} h"
+        left = [manifest for manifest in there if manifest.snapshot not in gone]
+        gone |= dict.fromkeys(short_and_left(left, copies), _SHORT)
+        newer = superseded(left, {manifest.snapshot for manifest in left if self._is_sound(manifest)})
+        gone |= {name: _held(by) for name, by in newer.items() if name not in gone}
+        left = [manifest for manifest in left if manifest.snapshot not in gone]
         over = 0 if keep.bytes is None else sum(manifest.room for manifest in left) - keep.bytes
-        spared = _only_copies([m for m in left if m.snapshot not in copies], current)
         for manifest in reversed(left):
             if over > 0 and manifest.snapshot not in spared:
-                gone.append(Removed(manifest.snapshot, f"beyond the budget of {(keep.bytes or 0) >> 20} MiB"))
+                gone[manifest.snapshot] = f"beyond the budget of {(keep.bytes or 0) >> 20} MiB"
                 over -= manifest.room
-        for removed in gone:
-            self.remove(removed.snapshot)
-        return gone
+        lost = {m.snapshot: m for m in there if m.snapshot in spared and now_ms - m.saved_ms > age_ms}
+        self._tell_over(over, keep)
+        for name in gone:
+            self.remove(name)
+        return [Removed(name, why, lost.get(name)) for name, why in gone.items()]
+
+    def _tell_over(self, over: int, keep: Keep) -> None:
+        """Once until there is room again: what is left beyond the budget may be gone for good where it goes."""
+        if over > 0 and not self._over:
+            more = f"{over / (1 << 20):,.1f} MiB beyond the budget of {(keep.bytes or 0) >> 20} MiB"
+            advice = "raise snapshots.budget, shorten snapshots.keep, or purge what nobody needs"
+            _log.warning(
+                f"snapshots take {more}, and each may be the only copy of its conversation: {advice}",
+                path=str(self.path),
+            )
+        self._over = over > 0
+
+    def _is_sound(self, manifest: Manifest) -> bool:
+        """Whether the file is as it was saved, as far as is known without reading it."""
+        return self._size(manifest.snapshot) == manifest.bytes and (
+            self._sidecar_problem(manifest) is None and self._known_damage(manifest.snapshot) is None
+        )
 
     def check_space(self, keep: Keep) -> None:
         """Raise BackendError when the disk has less free than the floor."""
@@ -329,23 +361,8 @@ class SlotFolder:
         return f"{self.path} has {free >> 20} MiB free" if free < keep.free_bytes else None
 
 
-def _only_copies(manifests: Sequence[Manifest], current: Collection[str]) -> set[str]:
-    """See `prune`."""
-    unrestored = [m for m in manifests if m.restored_ms is None]
-    newest = {m.tenant: m.token for m in sorted(unrestored, key=lambda m: m.saved_ms)}
-    return {m.snapshot for m in unrestored if m.snapshot in current or m.token == newest[m.tenant]}
-
-
-def _short_and_left(manifests: Sequence[Manifest], copies: Collection[str]) -> set[str]:
-    """Those that nobody would bring back, and that were in no slot when their tenant left last."""
-    of_swaps = sorted((m for m in manifests if m.snapshot not in copies), key=lambda m: m.saved_ms)
-    newest = {m.tenant: m.token for m in of_swaps}
-    left_ms: dict[str, int] = {}
-    for manifest in of_swaps:
-        if manifest.token == newest[manifest.tenant]:
-            left_ms.setdefault(manifest.tenant, manifest.saved_ms)
-    short = [m for m in manifests if m.tokens < WORTH_TOKENS and m.tenant in left_ms]
-    return {m.snapshot for m in short if max(m.saved_ms, m.restored_ms or 0) < left_ms[m.tenant]}
+def _held(by: str) -> str:
+    return f"{by} holds its conversation"
 
 
 def file_digest(path: Path) -> str:
@@ -356,6 +373,15 @@ def file_digest(path: Path) -> str:
         for chunk in iter(read, b""):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def _sync_folder(path: Path) -> None:
+    """The names in it, too, are on the disk."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _stamp(path: Path) -> Stamp:

@@ -91,6 +91,8 @@ class Taking:
         if now.is_processing or task_of(now) != task_of(slot):
             await self._keeper.drop(tenant, room.name)
             return None
+        if saved.tokens:
+            self._keeper.replace_soon(tenant, room.name, beside=False)
         talk = talk_of(saved.tokens) or Talk("")
         return Displaced(saved.snapshot, saved.tokens, saved.bytes, talk.id, talk.links, talk.used_ms)
 
