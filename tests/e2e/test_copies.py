@@ -1,4 +1,4 @@
-"""More conversations than slots, on a real llama-server: how many files they leave, and that none loses its last one."""
+"""More conversations than slots, on a real llama-server: the files they leave, and that none loses its last one."""
 
 from __future__ import annotations
 
