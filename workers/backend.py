@@ -329,6 +329,15 @@ class Processes(Protocol):
 
 
 @runtime_checkable
+class Sized(Protocol):
+    """A backend whose server tells how many tokens a call may have."""
+
+    def contexts(self) -> Mapping[str, Mapping[str, int]]:
+        """By tenant and model as the server calls it, as last told; a look costs nothing. Never raises."""
+        ...
+
+
+@runtime_checkable
 class Filed(Protocol):
     """A backend that knows the files its tenants load."""
 

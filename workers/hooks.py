@@ -20,7 +20,19 @@ import psutil
 import structlog
 
 from swapper.errors import BackendError, BackendRefused
-from workers.backend import Backend, Filed, Loaded, Owners, Quiesced, Restored, Room, SaveArgs, Saved, TenantState
+from workers.backend import (
+    Backend,
+    Filed,
+    Loaded,
+    Owners,
+    Quiesced,
+    Restored,
+    Room,
+    SaveArgs,
+    Saved,
+    Sized,
+    TenantState,
+)
 from workers.control.launcher import stat_of
 
 _SHOWN = 300
@@ -142,6 +154,10 @@ class Hooked:
         """The backend's processes, where it knows them."""
         found = getattr(self._inner, "processes", None)
         return found() if found is not None else Owners()
+
+    def contexts(self) -> Mapping[str, Mapping[str, int]]:
+        """What the backend's server told of them, where it does."""
+        return self._inner.contexts() if isinstance(self._inner, Sized) else {}
 
     async def files(self, tenant: str) -> tuple[Path, ...]:
         """The files that the backend's tenant loads, where it knows them."""

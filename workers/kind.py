@@ -7,7 +7,7 @@ somebody else's is neither used nor ended.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -62,6 +62,7 @@ class Kind:
         self._moved = asyncio.Event()
         self._owned = Owners()
         self._run: str | None = None
+        self._contexts: dict[str, dict[str, int]] = {}
         self._listener: psutil.Process | None = None
         self._listener_at = float("-inf")
 
@@ -111,6 +112,15 @@ class Kind:
     def processes(self) -> Owners:
         """What the control runs, else who listens at its address, with all below it, as last seen."""
         return self._owned
+
+    def contexts(self) -> Mapping[str, Mapping[str, int]]:
+        """See `workers.backend.Sized`."""
+        return self._contexts
+
+    def _tells(self, tenant: str, model: str, tokens: object) -> None:
+        """The server told how many tokens a call of a model may have; 0, or no number, tells nothing."""
+        if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens > 0:
+            self._contexts.setdefault(tenant, {})[model] = tokens
 
     def run(self) -> str | None:
         """Tells this run of its process from every other one, as last seen; None where none can be seen from here."""

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from swapper.errors import BackendRefused
+from swapper.errors import BackendError, BackendRefused
 from workers.backend import TenantState
 from workers.client import ServerClient, decoded
 from workers.control import Control
@@ -41,6 +41,13 @@ class _Models(msgspec.Struct):
         id: str
 
     data: list[Entry]
+
+
+class _Props(msgspec.Struct):
+    class Settings(msgspec.Struct):
+        n_ctx: int = 0
+
+    default_generation_settings: Settings
 
 
 class _Event(msgspec.Struct):
@@ -111,6 +118,17 @@ class LlamaSwap(Several):
                 raise BackendRefused(f"{refused} (its log: {self._http.url}/logs)", refused.status) from refused
         if not runs:
             await smallest_call(self._http, name, self._limits.answer_s, key)
+        await self._ask_context(name, key)
+
+    async def _ask_context(self, name: str, key: str | None) -> None:
+        """Of the model's own server, llama-server's way; asked only of one that was just seen to run."""
+        try:
+            data = await self._http.get(f"/upstream/{quote(name, safe='/:')}/props", key=key)
+            told = decoded(data, _Props, _WHO).default_generation_settings.n_ctx
+        except BackendError:
+            return
+        for tenant, model in self._lodgers.called(name):
+            self._tells(tenant, model, told)
 
 
 async def listed(http: ServerClient) -> list[str]:

@@ -36,6 +36,10 @@ class Lodgers:
         except KeyError:
             raise BackendRefused(f"{tenant!r} is no tenant of {self._who}") from None
 
+    def called(self, name: str) -> list[tuple[str, str]]:
+        """The configured tenants (and what they call their model) that the server's name of a model means."""
+        return [(t, model) for t, model in self._tenants.items() if self._same(model) == self._same(name)]
+
     def known(self, tenant: str) -> str:
         """The model of a tenant that may be a stranger; raises BackendRefused for one of another server."""
         if tenant not in self._tenants and tenant.startswith(self._prefix):

@@ -190,8 +190,7 @@ class Marks:
     def mark(self, card: str, tenant: str | None) -> Pair:
         """The newest (token, n) begun for the tenant on the card; (0, 0) when there was none."""
         with self._guard:
-            record = self._lanes.get((card, tenant))
-            return record.mark if record else (0, 0)
+            return self._lanes.get((card, tenant), _LaneRecord()).mark
 
     def answer(self, command: Command) -> Report | None:
         """The recorded answer to exactly this command, if there is one."""
@@ -318,11 +317,8 @@ class Marks:
         """Take in every readable line; one that is not was torn by a crash, and is left out."""
         decode = msgspec.json.Decoder(_Line).decode
         for raw in content.split(b"\n"):
-            try:
-                line = decode(raw)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                continue
-            self._enter(line)
+            with suppress(msgspec.DecodeError, UnicodeDecodeError):
+                self._enter(decode(raw))
 
     def _lines(self) -> Iterator[_Line]:
         for (card, tenant), record in self._lanes.items():

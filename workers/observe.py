@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from workers.backend import Backend, Owners, Probe, Processes, Reading, TenantState, Unread
+from workers.backend import Backend, Owners, Probe, Processes, Reading, Sized, TenantState, Unread
 from workers.supervise import Crash, supervised
 from workers.vram.holders import Holder
 
@@ -91,6 +91,11 @@ class Sight:
         known = [backend.processes() for backend in self._backends.values() if isinstance(backend, Processes)]
         pids = {pid: whose for one in known for pid, whose in one.pids.items()}
         return Owners(pids, {box: whose for one in known for box, whose in one.containers.items()})
+
+    def contexts(self) -> dict[str, Mapping[str, int]]:
+        """Tokens that a call may have, by tenant and model, as far as their servers have told."""
+        known = [backend.contexts() for backend in self._backends.values() if isinstance(backend, Sized)]
+        return {tenant: dict(told) for one in known for tenant, told in one.items()}
 
     def linger(self, card: str, holders: Iterable[Holder]) -> None:
         """Departed holders not seen gone: every reading of the card counts them while they live."""

@@ -8,6 +8,7 @@ asked for again. An entry leaves `/api/ps` up to some seconds before its VRAM is
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
@@ -24,6 +25,7 @@ from workers.several import Several
 _WHO = "Ollama"
 _DOT = "."
 _FOR_EVER = -1
+_NUM_CTX = re.compile(r"^num_ctx\s+(\d+)$", re.MULTILINE)
 _RUNNER = "runner"
 """`ollama runner ...`, before that `ollama_llama_server` below a folder `runners`."""
 
@@ -32,12 +34,16 @@ class _Ps(msgspec.Struct):
     class Entry(msgspec.Struct):
         name: str = ""
         model: str = ""
+        context_length: object = None
 
     models: list[Entry] | None = None
 
 
 class _Show(msgspec.Struct):
+    """`parameters`: lines of the model's own, of which `num_ctx` is what is used where a call names none."""
+
     capabilities: list[str] | None = None
+    parameters: str | None = None
 
 
 def same(name: str) -> str:
@@ -87,7 +93,13 @@ class Ollama(Several):
 
     async def _running(self) -> Mapping[str, TenantState]:
         ps = decoded(await self._http.get("/api/ps"), _Ps, _WHO)
+        for one in ps.models or ():
+            self._told(one.model or one.name, one.context_length)
         return {one.model or one.name: TenantState.LOADED for one in ps.models or ()}
+
+    def _told(self, name: str, tokens: object) -> None:
+        for tenant, model in self._lodgers.called(name):
+            self._tells(tenant, model, tokens)
 
     async def _unload(self, name: str, limit_s: float) -> None:
         limit_s, key = min(limit_s, self._http.read_s), self._keys.get(name)
@@ -142,4 +154,7 @@ class Ollama(Several):
                 raise
             mend = f"run `ollama pull {name}` there, or correct the name under models"
             raise self._unknown(name, await names(self._http), mend) from refused
-        return decoded(show, _Show, _WHO).capabilities
+        shown = decoded(show, _Show, _WHO)
+        if (own := _NUM_CTX.search(shown.parameters or "")) is not None:
+            self._told(name, int(own[1]))
+        return shown.capabilities

@@ -30,7 +30,12 @@ _LOADING = 503
 
 class _Models(msgspec.Struct):
     class Entry(msgspec.Struct):
+        """vLLM and SGLang say `max_model_len`, others one of the other two, if any."""
+
         id: str
+        max_model_len: object = None
+        context_length: object = None
+        context_window: object = None
 
     data: list[Entry]
 
@@ -144,7 +149,12 @@ class OpenAiServer(Kind):
             if refused.status in _LISTS_NOTHING:
                 return None
             raise
-        return [one.id for one in decoded(data, _Models, self._http.who).data]
+        listed = decoded(data, _Models, self._http.who).data
+        for one in listed:
+            if one.id in self._models:
+                told = one.max_model_len or one.context_length or one.context_window
+                self._tells(self._tenant, one.id, told)
+        return [one.id for one in listed]
 
     def _ended(self) -> TenantState:
         """Nobody listens: it is away, or its process of ours has not come so far."""

@@ -145,6 +145,7 @@ class GatewayContext:
     """Everything a handler needs. `names` maps every name a client may use to a tenant id.
 
     `told` hears of each call's end: the tenant, the HTTP status that went out (LEFT: none did), ms spent waiting.
+    `contexts`: tokens a call may have, by tenant and model, as servers tell that while they run.
     """
 
     names: Mapping[str, str]
@@ -155,6 +156,7 @@ class GatewayContext:
     member: Member
     session: aiohttp.ClientSession
     told: Callable[[str, int, int], None] = _to_nobody
+    contexts: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
     budget: Budget = field(init=False)
     inflating: asyncio.Semaphore = field(init=False)
     parsing: asyncio.Semaphore = field(init=False)

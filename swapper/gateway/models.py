@@ -42,9 +42,10 @@ def _line(ctx: GatewayContext, model: ModelInfo, created: int) -> dict[str, obje
         "aliases": list(model.aliases),
         "status": {"value": "loaded" if loaded else "unloaded"},
     }
-    if model.context_length is not None:
-        line["context_length"] = model.context_length
-        line["meta"] = {"n_ctx": model.context_length}
+    tokens = model.context_length or ctx.contexts.get(model.tenant, {}).get(model.id)
+    if tokens is not None:
+        line["context_length"] = tokens
+        line["meta"] = {"n_ctx": tokens}
     return line
 
 

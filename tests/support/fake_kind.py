@@ -7,8 +7,9 @@ flight is there from `begin` to `end`. Nothing happens by the clock: what takes 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from aiohttp import web
 
@@ -126,6 +127,8 @@ class OpenAi(FakeKind):
 
     chats = True
     lists = True
+    tells: Mapping[str, object] = MappingProxyType({})
+    """What it says of each model it lists, beside its name."""
 
     def fresh(self) -> None:
         super().fresh()
@@ -141,7 +144,9 @@ class OpenAi(FakeKind):
     async def _models(self, _: web.Request) -> web.Response:
         if not self.lists:
             return web.json_response({"detail": "Not Found"}, status=404)
-        return web.json_response({"object": "list", "data": [{"id": one, "object": "model"} for one in self.models]})
+        return web.json_response(
+            {"object": "list", "data": [{"id": one, "object": "model", **self.tells} for one in self.models]}
+        )
 
     async def _chat(self, request: web.Request) -> web.Response:
         model = (await request.json())["model"]

@@ -25,6 +25,9 @@ class Ollama(FakeKind):
         self.leaving: dict[str, int] = {}
         self.rearms = 0
         self.old = False
+        self.tells: dict[str, object] = {}
+        """What newer ones say of each model that is loaded."""
+        self.parameters = ""
         self.slow: asyncio.Event | None = None
         """Set when what is being loaded is there."""
         self.generating = asyncio.Event()
@@ -60,7 +63,9 @@ class Ollama(FakeKind):
             if self.leaving[name] < 0:
                 del self.leaving[name], self.listed[name]  # and not yet from `holding`: its VRAM is not back
         names = [one if ":" in one else f"{one}:latest" for one in self.listed]
-        return web.json_response({"models": [{"name": one, "model": one, "size_vram": 1} for one in names]})
+        return web.json_response(
+            {"models": [{"name": one, "model": one, "size_vram": 1, **self.tells} for one in names]}
+        )
 
     async def _tags(self, _: web.Request) -> web.Response:
         return web.json_response({"models": [{"name": one, "model": one} for one in self.models]})
@@ -70,7 +75,10 @@ class Ollama(FakeKind):
         if (model := self._named(name)) is None:
             return web.json_response({"error": f"model '{name}' not found"}, status=404)
         can = ["embedding"] if model in self.embeds else ["completion", "tools"]
-        return web.json_response({"details": {}} if self.old else {"details": {}, "capabilities": can})
+        shown: dict[str, object] = {"details": {}}
+        if self.parameters:
+            shown["parameters"] = self.parameters
+        return web.json_response(shown if self.old else {**shown, "capabilities": can})
 
     async def _generate(self, request: web.Request) -> web.Response:
         body: dict[str, Any] = await request.json()
@@ -136,6 +144,7 @@ class LlamaSwap(FakeKind):
             web.get("/api/events", self._events),
             web.post("/api/models/unload/{model:.+}", self._unload),
             web.get("/upstream/{model:.+}/health", self._upstream),
+            web.get("/upstream/{model:.+}/props", self._props),
             web.post("/v1/chat/completions", self._chat),
         ]
 
@@ -143,6 +152,10 @@ class LlamaSwap(FakeKind):
         """Somebody has loaded it."""
         self.states[name] = "ready"
         self.holding.add(name)
+
+    async def _props(self, request: web.Request) -> web.Response:
+        self.have(request.match_info["model"])
+        return web.json_response({"default_generation_settings": {"n_ctx": 8192}})
 
     async def _running(self, _: web.Request) -> web.Response:
         running = [{"model": name, "state": state, "cmd": "", "ttl": 0} for name, state in self.states.items()]
