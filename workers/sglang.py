@@ -186,11 +186,12 @@ class Sglang:
         return f"{text}: restart it"
 
     async def _server(self) -> str:
-        """Tells this start of the server from others: by its process, else by the seed it drew.
+        """Tells this start of the server from others: by its process as far as that is seen, and by the seed it drew.
 
-        One that is always started with the same seed, on another machine, is told by nobody having listened meanwhile.
+        Who listens at its address may only pass on to it (a tunnel), and it may be started with the same seed always:
+        each tells what the other does not. What both miss is told by nobody having listened meanwhile.
         """
-        return self._run() or f"seed {(await self.info()).random_seed}"
+        return f"{self._run() or 'elsewhere'} seed {(await self.info()).random_seed}"
 
     def _read(self) -> _Mark | None:
         try:

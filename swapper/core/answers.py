@@ -190,9 +190,9 @@ def _vacated(draft: Draft, command: Command, report: Report) -> None:
         return
     holders = cast("Sequence[str]", report.data.get("holders", ()))
     free, need = _int(report.data, "free_mib"), _int(command.args, "need_mib")
-    who = ", ".join(holders) or report.detail or "nobody we can name"
-    unread = report.data.get("unread")
-    reason = f"{free} MiB free of the {need} needed; held by {who}" if unread is None else str(report.detail)
+    who = ", ".join(holders) or "nobody we can name"
+    looked = "holders" in report.data and report.data.get("unread") is None
+    reason = f"{free} MiB free of the {need} needed; held by {who}" if looked else report.detail or "it was not looked"
     draft.finish(Step.VACATE, None, StepOutcome.FAILED, reason)
     text = f"card {draft.card.name}: {reason}"
     draft.alert(text, AlertKind.FAULT, holders=list(holders), free_mib=free, need_mib=need)

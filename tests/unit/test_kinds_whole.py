@@ -483,6 +483,19 @@ async def test_the_process_that_listens_at_the_address_tells_one_run_from_the_ne
     await backend.close()
 
 
+async def test_one_that_was_started_anew_behind_who_passes_on_to_it_is_told_by_its_seed(tmp_path: Path) -> None:
+    fake = fake_kinds.Sglang("m")
+    backend = server(fake, engine=lambda http: Sglang(http, 1, tmp_path, lambda: "pid 7 7"))
+    async with running(fake, backend):
+        await backend.release("s", limit_ms=60_000)
+        assert await backend.observe() == {"s": TenantState.UNLOADED}
+        await fake.vanish()
+        await fake.start()
+        assert await backend.observe() == {"s": TenantState.LOADED}
+        await backend.load("s")
+        assert not fake.dead
+
+
 async def test_a_release_that_was_cut_off_is_not_followed_by_what_the_server_would_die_of(tmp_path: Path) -> None:
     fake = fake_kinds.Sglang("m")
     backend = sglang(fake, tmp_path)

@@ -332,3 +332,20 @@ def test_who_was_not_seen_to_leave_at_its_release_has_to_be_seen_gone_by_the_pro
     for _ in range(2):
         play.answer(play.pending("release"), ok=False, detail="it would not")
     assert play.pending("vacate").args["leaving"] == [MED]
+
+
+def test_a_fault_names_its_holders_or_nobody_or_why_it_was_not_looked() -> None:
+    said: dict[str, object] = {"free_mib": 8_192, "holders": list[str]()}
+    cases: tuple[tuple[dict[str, object], str], ...] = (
+        (said, "8192 MiB free of the 24576 needed; held by nobody we can name"),
+        ({}, "the agent's own sentence"),
+        ({**said, "unread": "the driver is gone"}, "the agent's own sentence"),
+    )
+    for data, reason in cases:
+        play = Play(spec(tenant("med")), MED)
+        play.enqueue("a")
+        play.decide()
+        play.run(until="vacate")
+        play.say(play.pending("vacate"), data, ok=False, detail="the agent's own sentence")
+        assert play.card.fault is not None
+        assert play.card.fault.reason == reason
