@@ -129,6 +129,7 @@ class JobProcess:
         await asyncio.to_thread(self._nothing_runs)
 
     def _nothing_runs(self) -> None:
+        launcher.shortened(self.log_path(), LOG_BYTES)
         with suppress(OSError):  # a file that stays says nothing while nothing runs
             self._running.unlink(missing_ok=True)
 
@@ -189,7 +190,11 @@ class JobProcess:
                     log.warning("what a job wrote stays", job=self._name, path=str(written), why=error.strerror)
 
     def progress(self) -> float | None:
-        """How far it is, 0 to 1, by what ffmpeg tells; None where it does not. Blocking."""
+        """How far it is, 0 to 1, by what ffmpeg tells; None where it does not. Blocking.
+
+        Its log is cut where that is due, for its launcher may have been killed.
+        """
+        launcher.shortened(self.log_path(), LOG_BYTES)
         told, said = _end_of(self._folder / _PROGRESS, _TAIL), _begin_of(self._folder / "log", _HEAD)
         times, length = _OUT_TIME.findall(told), _DURATION.search(said)
         if not times or length is None:

@@ -12,7 +12,7 @@ import pytest
 from workers import joblog
 from workers.control import launcher
 from workers.control.command import CommandControl
-from workers.jobs import LOG_BYTES
+from workers.jobs import LOG_BYTES, JobProcess
 
 LIMIT = 64 << 10
 WORDY = "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); echo line $i; done"
@@ -62,7 +62,7 @@ def log(tmp_path: Path) -> Path:
         for begin in range(1, 400_000, 100_000):
             writes.write(long_lines(begin, begin + 99_999))
             writes.flush()
-            launcher._shortened(path, LOG_BYTES)  # pyright: ignore[reportPrivateUsage]
+            launcher.shortened(path, LOG_BYTES)
     return path
 
 
@@ -80,6 +80,19 @@ async def test_one_that_says_too_much_is_cut_while_it_runs_and_its_beginning_and
     assert said.startswith(lines(1, 500))
     assert said.endswith(lines(19_000, 20_000) + b"last\n")
     assert said.count(b"bytes are left out here; of a log over 65536 bytes its beginning and its end are kept]") == 1
+
+
+@pytest.mark.parametrize("act", ["it is followed", "it is over"])
+async def test_one_whose_launcher_was_killed_is_cut_by_who_follows_it(tmp_path: Path, act: str) -> None:
+    job = JobProcess("jb_1", tmp_path / "jb_1", {})
+    job.log_path().parent.mkdir()
+    with job.log_path().open("wb") as log:
+        log.truncate(LOG_BYTES + 1)
+    if act == "it is over":
+        await job.end(0)
+    else:
+        job.progress()
+    assert job.log_path().stat().st_size < LOG_BYTES
 
 
 async def test_one_that_says_little_is_left_as_it_is(tmp_path: Path) -> None:
@@ -112,7 +125,7 @@ def test_who_follows_it_gets_nothing_twice_though_it_was_cut_meanwhile(tmp_path:
         for begin in range(0, len(whole), 3 << 20):
             writes.write(whole[begin : begin + (3 << 20)])
             writes.flush()
-            launcher._shortened(path, LOG_BYTES)  # pyright: ignore[reportPrivateUsage]
+            launcher.shortened(path, LOG_BYTES)
             while (found := joblog.read(path, at, most=1 << 20))[0]:
                 chunk, at = found
                 text += chunk

@@ -219,7 +219,7 @@ def _wait(folder: Path, record: dict[str, object], limit: int | None) -> int:
     while True:
         number = signal.sigwait(_WAITED_FOR) if limit is None else _within(pause)
         if limit is not None:
-            before, size = size, _shortened(folder / "log", limit)
+            before, size = size, shortened(folder / "log", limit)
             pause = LOOK_S if size - before < limit // 8 else LOOK_S / 10
         if number is not None and number != signal.SIGCHLD:
             os.kill(pid, number)
@@ -236,18 +236,17 @@ def _within(seconds: float) -> int | None:
     return None if told is None else told.si_signo
 
 
-def _shortened(log: Path, limit: int) -> int:
+def shortened(log: Path, limit: int) -> int:
     """Its length, once its middle was taken out where it was longer than it may be.
 
     Whoever writes appends, and goes on at the new end; what comes while it is being cut may be lost with the middle.
     """
     try:
         with log.open("r+b") as file:
+            if os.fstat(file.fileno()).st_size > limit:
+                fcntl.flock(file, fcntl.LOCK_EX)
             size = os.fstat(file.fileno()).st_size
-            if size <= limit:
-                return size
-            fcntl.flock(file, fcntl.LOCK_EX)
-            return _cut(file, size, limit)
+            return size if size <= limit else _cut(file, size, limit)
     except OSError:
         return 0
 
