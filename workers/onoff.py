@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swapper.errors import BackendDown, BackendError, BackendRefused
-from workers.backend import Loaded, Owners, Quiesced, Restored, Room, SaveArgs, Saved, SaveUnsupported, TenantState
+from workers.backend import Loaded, Owners, Quiesced, TenantState
 from workers.control import Phase, Seen, Watched
 from workers.control.launcher import boot_id
+from workers.talkless import Talkless
 
 READY_S = 600.0
 """What is not up so long after its start has failed."""
@@ -42,7 +43,7 @@ class Times:
     stopped_s: float = STOPPED_S
 
 
-class OnOff:
+class OnOff(Talkless):
     """Implements `workers.backend.Backend` for one tenant.
 
     `grace_ms`: from the order to stop until it is killed. `keep_up`: it is never evicted. `away` is the file that
@@ -107,16 +108,6 @@ class OnOff:
         del limit_ms
         self._check(tenant)
         return Quiesced(gone=(await self._control.look()).phase in (Phase.GONE, Phase.MISSING))
-
-    async def save(self, tenant: str, args: SaveArgs) -> Saved:
-        """Raises SaveUnsupported: it has no conversations."""
-        del args
-        raise SaveUnsupported(f"{tenant} has no conversations")
-
-    async def restore(self, tenant: str, snapshot: str, slot: int, room: Room | None = None) -> Restored:
-        """Raises BackendRefused: it has no conversations."""
-        del slot, room
-        raise BackendRefused(f"{snapshot} cannot be restored: {tenant} has no conversations")
 
     async def load(self, tenant: str) -> Loaded:
         """Start it and wait until it is up (a container: healthy, where it has a health check).

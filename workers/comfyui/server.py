@@ -17,11 +17,12 @@ from pathlib import Path
 import structlog
 
 from swapper.errors import BackendDown, BackendError, BackendGone, BackendRefused
-from workers.backend import Loaded, Owners, Quiesced, Restored, Room, SaveArgs, Saved, SaveUnsupported, TenantState
+from workers.backend import Loaded, Owners, Quiesced, TenantState
 from workers.comfyui.http import ComfyHttp
 from workers.comfyui.marker import Marker
 from workers.control import Phase, Seen, Watched
 from workers.control.pulse import Pulse
+from workers.talkless import Talkless
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -49,7 +50,7 @@ class Limits:
     trust_s: float = 3.0
 
 
-class ComfyUI:
+class ComfyUI(Talkless):
     """Implements `workers.backend.Backend` for one ComfyUI and its only tenant.
 
     `held_mib` tells what the tenant's processes have of the card, None while that cannot be known; without it nobody
@@ -225,16 +226,6 @@ class ComfyUI:
                     if remaining == 0:
                         return
         await asyncio.sleep(_POLL_S)
-
-    async def save(self, tenant: str, args: SaveArgs) -> Saved:
-        """Raises SaveUnsupported: it has no conversations."""
-        del args
-        raise SaveUnsupported(f"{tenant} has no conversations")
-
-    async def restore(self, tenant: str, snapshot: str, slot: int, room: Room | None = None) -> Restored:
-        """Raises BackendRefused: it has no conversations."""
-        del slot, room
-        raise BackendRefused(f"{snapshot} cannot be restored: {tenant} has no conversations")
 
     async def end_hung(self) -> str | None:
         """Nothing: a long node keeps its queue, not its HTTP, and no sign tells one that hangs from one at work."""
