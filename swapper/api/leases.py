@@ -137,7 +137,7 @@ class LeaseRoutes:
             case NotFound():
                 raise _no_lease(lease.id)
             case WrongToken() if token is None:
-                text = f"The lease {lease.id} is granted: send its token, as in ?token={lease.token}."
+                text = f"The lease {lease.id} is granted: send the token that came with the grant, as ?token=N."
                 raise Problem(409, "token-needed", text)
             case WrongToken():
                 raise _wrong_token(lease)

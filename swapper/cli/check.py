@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import click
 
 from swapper.cli.cards import look_at
 from swapper.cli.common import SEARCHED, print_json
+from swapper.cli.local import recipes, relied_on
 from swapper.cli.managed import managed
 from swapper.cli.reach import missing_hooks, reach
 from swapper.cli.reach_comfyui import reach_comfyui
@@ -100,6 +100,7 @@ async def examine(config: Config, environ: Mapping[str, str]) -> list[Finding]:
         lost = await asyncio.to_thread(losses, config, server, environ)
         found += [Finding(False, f"{loss}; {_PUT_BACK}") for loss in lost]
     found += [one async for one in _store(config)]
+    found += [Finding(error, text) for error, text in recipes(config)]
     found += [Finding(True, text) for text in await asyncio.to_thread(too_large, config, environ)]
     for server, entry in config.tenants.items():
         found += [one async for one in _server(config, server, entry, environ)]
@@ -152,15 +153,10 @@ async def _store(config: Config) -> AsyncIterator[Finding]:
 async def _server(
     config: Config, server: str, entry: TenantEntry, environ: Mapping[str, str]
 ) -> AsyncIterator[Finding]:
-    if entry.control == "command":
-        program = entry.command[0]
-        if shutil.which(config.folder / program if "/" in program else program) is None:
-            text = f"tenants.{server}.command: {program} is not a program that can be started here"
-            yield Finding(True, f"{text}; install it, or write its whole path")
+    for error, text in relied_on(config, server, entry):
+        yield Finding(error, text)
     for error, text in await managed(config, server, entry):
         yield Finding(error, text)
-    if entry.slot_dir is not None and entry.snapshots.strategy != "off" and not entry.slot_dir.is_dir():
-        yield Finding(True, f"tenants.{server}.slot_dir: {entry.slot_dir} is not a folder here; create it")
     for error, text in missing_hooks(config, server, entry):
         yield Finding(error, text)
     if entry.url is None:
@@ -286,5 +282,5 @@ def _nearest(folder: Path) -> Path:
 
 
 def _inventory(config: Config) -> str:
-    cards, models = len(config.cards), len(config.spec().tenants)
+    cards, models = len(config.cards), sum(one.serves_models for one in config.spec().tenants.values())
     return f"{cards} card{'s' * (cards != 1)}, {models} model{'s' * (models != 1)}"

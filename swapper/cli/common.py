@@ -53,12 +53,12 @@ class Server:
         """
         if self.url is not None:
             return self.url, self.key
-        from swapper.config.load import PREFIX, find, load
+        from swapper.config.load import PREFIX, WHERE, find, load
 
         named = self.config is not None or find(os.environ) is not None
         if not named and not any(name.startswith(PREFIX) for name in os.environ):
             return DEFAULT_URL, self.key
-        config = load(self.config, os.environ, judge=False)
+        config = load(self.config, os.environ, judge=False, only=WHERE)
         return _address(config), self.key or _own_key(config)
 
     def call(self, work: Callable[[SwapperClient], Awaitable[_T]]) -> _T:

@@ -24,9 +24,9 @@ def stop(path: Path | None, timeout: float, as_json: bool) -> None:
 
     Of the configuration it needs no more than `state_dir`: secrets need not be set for it.
     """
-    from swapper.config import load
+    from swapper.config.load import WHERE, load
 
-    state_dir = load(path, os.environ, judge=False).state_dir
+    state_dir = load(path, os.environ, judge=False, only=WHERE).state_dir
     pid = end_serve(state_dir, timeout_s=timeout)
     if as_json:
         return print_json({"stopped": pid is not None, "pid": pid})

@@ -21,6 +21,7 @@ from swapper.config.yamltext import Loc
 
 KINDS = kinds.SERVED | {"llama-router", "llama-server", ON_OFF, comfyui.KIND}
 LATER = "is not supported by this version"
+LATER_SECTIONS = ("windows",)
 
 Said = tuple[Loc, str]
 
@@ -72,7 +73,7 @@ def check(document: Document, source: Source, environ: Mapping[str, str]) -> Fou
 
 
 def _sections(document: Document) -> Iterator[Said]:
-    for name in ("windows",):
+    for name in LATER_SECTIONS:
         if getattr(document, name):
             yield (name,), f"{name} {LATER}; remove it"
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import difflib
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from swapper.config.checks import check
+from swapper.config.checks import LATER_SECTIONS, check
 from swapper.config.config import Config
 from swapper.config.keys import resolve_keys
 from swapper.config.recipients import resolve_recipients
@@ -26,18 +27,23 @@ from swapper.errors import ConfigError
 from swapper.wrong import wrong
 
 SEARCH = ("swapper.yaml", "~/.config/swapper/swapper.yaml", "/etc/swapper/swapper.yaml")
+WHERE = ("listen", "state_dir", "auth")
+"""The sections that tell where a serve is and how to be let in."""
 _HINTS = {
     "key": "a secret is never written here; name it with key_env or key_file",
     "api_key": "a secret is never written here; name its environment variable with api_key_env",
 }
 
 
-def load(path: Path | None, environ: Mapping[str, str], *, judge: bool = True) -> Config:
+def load(
+    path: Path | None, environ: Mapping[str, str], *, judge: bool = True, only: Collection[str] | None = None
+) -> Config:
     """Read the configuration at `path`, or the first that exists of ./swapper.yaml, ~/.config/swapper and /etc/swapper.
 
     Without any file the environment alone may give it (`SWAPPER__CARDS__...`). `judge` False is for who only wants to
-    find a serve that runs with it (its address, folder, keys): each key must be known and each value right, but the
-    sections are not judged together, and keys whose secrets cannot be had here are left out.
+    find something in it: each key must be known and each value right, but the sections are not judged together, and
+    keys whose secrets cannot be had here are left out. `only` are the sections that matter: of the others no
+    more than their names is looked at.
 
     Raises ConfigError with every problem found, each as `file:line: path: what (and what to do)`.
     """
@@ -45,7 +51,7 @@ def load(path: Path | None, environ: Mapping[str, str], *, judge: bool = True) -
     if found is None:
         if not any(name.startswith(PREFIX) for name in environ):
             raise ConfigError([f"no configuration: none of {', '.join(SEARCH)} exists; give one with -c FILE"])
-        return loads("", folder=Path.cwd(), environ=environ, name="environment", judge=judge)
+        return loads("", folder=Path.cwd(), environ=environ, name="environment", judge=judge, only=only)
     try:
         text = found.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -53,7 +59,7 @@ def load(path: Path | None, environ: Mapping[str, str], *, judge: bool = True) -
     except OSError as error:
         raise ConfigError([f"{found}: cannot be read: {error.strerror or error}"]) from None
     folder, whole = found.absolute().parent, found.absolute()
-    return loads(text, folder=folder, environ=environ, name=str(found), path=whole, judge=judge)
+    return loads(text, folder=folder, environ=environ, name=str(found), path=whole, judge=judge, only=only)
 
 
 def find(environ: Mapping[str, str]) -> Path | None:
@@ -73,12 +79,16 @@ def loads(
     name: str = "swapper.yaml",
     path: Path | None = None,
     judge: bool = True,
+    only: Collection[str] | None = None,
 ) -> Config:
     """A `Config` from YAML text; `folder` (absolute) is what relative paths in it are relative to.
 
     Raises ConfigError as `load` does.
     """
     source = read(text, name, environ)
+    if only is not None:
+        others = Document.model_fields.keys() - only
+        source = replace(source, data={k: v for k, v in source.data.items() if k not in others} | {"cards": {}})
     context = {"folder": folder, "home": Path(environ.get("HOME") or "~").expanduser()}
     try:
         document = Document.model_validate(source.data, context=context)
@@ -125,7 +135,8 @@ def _given(value: object) -> str:
 def _unknown(loc: Loc) -> str:
     key = str(loc[-1])
     owner = _annotation(loc[:-1])
-    known = [field.alias or name for name, field in owner.model_fields.items()] if _is_model(owner) else []
+    fields = owner.model_fields.items() if _is_model(owner) else ()
+    known = [field.alias or name for name, field in fields if name not in LATER_SECTIONS]
     if key in _HINTS:
         return f"unknown key; {_HINTS[key]}"
     near = nearest(key, known)

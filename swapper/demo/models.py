@@ -73,7 +73,7 @@ def make_models(folder: Path, names: Sequence[str], *, layers: int | None = None
     if unknown:
         raise ValueError(f"no model is called {', '.join(unknown)}; there are {', '.join(SHAPES)}")
     if importlib.util.find_spec("gguf") is None:
-        raise SwapperError("The demo's models are written with gguf, not installed: pip install 'gpu-swapper[demo]'.")
+        raise SwapperError("The demo's models need gguf, not installed: pip install -e '.[demo]' in a checkout.")
     folder.mkdir(parents=True, exist_ok=True)
     made: dict[str, Path] = {}
     for name in names:

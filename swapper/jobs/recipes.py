@@ -132,7 +132,8 @@ def _path(name: str, text: str, roots: tuple[Path, ...], *, output: bool, now: b
             raise Refused(name, f"{text}: there is no folder {real.parent}")
     except (OSError, RuntimeError) as error:
         why = error.strerror if isinstance(error, OSError) else "its links lead nowhere"
-        raise Refused(name, f"{text} cannot be used: {why}") from None
+        where = "" if Path(text).is_absolute() else f" (looked for below {roots[0]}; write its whole path)"
+        raise Refused(name, f"{text} cannot be used: {why}{where}") from None
     return str(real)
 
 

