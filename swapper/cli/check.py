@@ -18,7 +18,7 @@ import click
 
 from swapper.cli.cards import look_at
 from swapper.cli.common import SEARCHED, print_json
-from swapper.cli.local import recipes, relied_on
+from swapper.cli.local import relied_on, relied_on_by_recipes
 from swapper.cli.managed import managed
 from swapper.cli.reach import missing_hooks, reach
 from swapper.cli.reach_comfyui import reach_comfyui
@@ -100,7 +100,7 @@ async def examine(config: Config, environ: Mapping[str, str]) -> list[Finding]:
         lost = await asyncio.to_thread(losses, config, server, environ)
         found += [Finding(False, f"{loss}; {_PUT_BACK}") for loss in lost]
     found += [one async for one in _store(config)]
-    found += [Finding(error, text) for error, text in recipes(config)]
+    found += [Finding(error, text) for error, text in relied_on_by_recipes(config)]
     found += [Finding(True, text) for text in await asyncio.to_thread(too_large, config, environ)]
     for server, entry in config.tenants.items():
         found += [one async for one in _server(config, server, entry, environ)]

@@ -35,7 +35,7 @@ def relied_on(config: Config, server: str, entry: TenantEntry) -> Iterator[Said]
         yield from _slot_dir(server, entry)
 
 
-def recipes(config: Config) -> Iterator[Said]:
+def relied_on_by_recipes(config: Config) -> Iterator[Said]:
     """What of the recipes would fail only once they are submitted."""
     for name, recipe in config.document.recipes.items():
         if (problem := _program(config, recipe.command[0])) is not None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from swapper.cli.local import recipes, relied_on
+from swapper.cli.local import relied_on, relied_on_by_recipes
 from swapper.config import Config, loads
 
 CARD = "cards: {gpu0: {vram: 24GiB}}\n"
@@ -73,8 +73,8 @@ def test_what_nothing_ever_starts_is_told_with_what_would_start_it(tmp_path: Pat
 
 def test_a_recipe_whose_program_or_root_is_not_here_is_told_before_it_is_submitted(tmp_path: Path) -> None:
     recipe = "recipes: {encode: {command: [%s, '{input}'], params: {input: path}, roots: [%s]}}"
-    assert list(recipes(configured(tmp_path, recipe % ("sh", tmp_path)))) == []
-    found = list(recipes(configured(tmp_path, recipe % ("ffmpg-of-nobody", tmp_path / "absent"))))
+    assert list(relied_on_by_recipes(configured(tmp_path, recipe % ("sh", tmp_path)))) == []
+    found = list(relied_on_by_recipes(configured(tmp_path, recipe % ("ffmpg-of-nobody", tmp_path / "absent"))))
     assert [error for error, _ in found] == [True, True]
     assert "ffmpg-of-nobody is not a program" in found[0][1]
     assert f"{tmp_path / 'absent'} is not a folder here" in found[1][1]
