@@ -93,6 +93,14 @@ class JobBody(BaseModel):
     klass: Annotated[WorkClass | None, Field(alias="class")] = None
 
 
+class PurgeBody(BaseModel):
+    """`DELETE /api/snapshots` without `?model=`: `{"all": true}`, else nothing is deleted."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    all: bool = False
+
+
 async def read_body(request: web.Request, model: type[_Model]) -> _Model:
     """The request's JSON as `model`; raises Problem 400, 408, 413, 415 or 422."""
     raw = await _read_limited(request)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from swapper.api import bodies
-from swapper.api.bodies import bad_value
+from swapper.api.bodies import PurgeBody, bad_value
 from swapper.api.context import ApiContext
 from swapper.api.problem import Problem
 from swapper.api.views import Json, snapshot_json
@@ -95,11 +95,15 @@ class SnapshotRoutes:
         return web.json_response(view)
 
     async def purge(self, request: web.Request) -> web.Response:
-        """`DELETE /api/snapshots[?model=][&force=1]`: all (of a model); `kept` names those that are needed still.
+        """`DELETE /api/snapshots?model=[&force=1]`: all of a model, or with the body `{"all": true}` all there are.
 
-        The last requests of their conversations, in memory or on disk, go as well.
+        `kept` names those that are needed still. The last requests of the conversations, in memory or on disk, go as
+        well. Without either nothing is deleted: 422.
         """
         model = request.query.get("model")
+        if model is None and not (request.body_exists and (await bodies.read_body(request, PurgeBody)).all):
+            said = 'say which: ?model=NAME deletes what is saved of one model, the body {"all": true} everything'
+            raise bad_value("all", said)
         found = await self._wanted(model)
         needed = dict[str, str]() if _is_set(request, "force") else await self._needed()
         gone = [one for one in found if one.manifest.snapshot not in needed]

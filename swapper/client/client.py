@@ -130,7 +130,9 @@ class SwapperClient:
 
     async def purge_snapshots(self, model: str | None = None, *, force: bool = False) -> Json:
         """Delete all (of a model); `kept` are those still needed, unless `force`. Needs an admin key."""
-        return await self._call("DELETE", "/api/snapshots", query={"model": model, "force": 1 if force else None})
+        which = {"all": True} if model is None else None
+        query = {"model": model, "force": 1 if force else None}
+        return await self._call("DELETE", "/api/snapshots", query=query, body=which)
 
     async def submit_job(self, body: Mapping[str, object]) -> Json:
         """`POST /api/jobs`: `recipe`, `params`, `class`."""

@@ -8,7 +8,9 @@ and continues with garbage). The manifest lies beside the slot file and is the t
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass, fields
+from datetime import UTC, datetime
 
 import msgspec
 import xxhash
@@ -18,6 +20,7 @@ VERSION = 1
 MAX_LINKS = 8
 """So much of a conversation's chain is kept with its snapshot: enough to find it after its last turns were edited."""
 _UNSAFE = re.compile(r'[\x00-\x1f\x7f/\\:*?"<>|]')
+_SPLIT = re.compile(r"-[0-9]{5}-of-([0-9]{5})\.gguf$")
 _MAX_NAME = 255 - len(MANIFEST_SUFFIX) - len(".tmp")
 
 
@@ -131,9 +134,9 @@ def refusal(saved: Manifest, now: Fingerprint) -> str | None:
     if not then.gguf.known or not now.gguf.known:
         return f"the model file {now.gguf.path} cannot be read here, so nothing proves that it is the same model"
     if (then.gguf.digest, then.gguf.size) != (now.gguf.digest, now.gguf.size):
-        return f"saved under another model file ({then.gguf.path}, now {now.gguf.path})"
+        return _other_file(then.gguf, now.gguf)
     if then.gguf.mtime_ns != now.gguf.mtime_ns:
-        return f"the model file {now.gguf.path} was changed since the save"
+        return _other_date(then.gguf, now.gguf)
     for field in fields(Fingerprint):
         before, after = getattr(then, field.name), getattr(now, field.name)
         if field.name != "gguf" and before != after:
@@ -141,6 +144,33 @@ def refusal(saved: Manifest, now: Fingerprint) -> str | None:
     if saved.tokens > now.n_ctx_slot:
         return f"its {saved.tokens} tokens do not fit the {now.n_ctx_slot} tokens of a slot"
     return None
+
+
+def _other_file(then: GgufIdentity, now: GgufIdentity) -> str:
+    if then.path != now.path:
+        return f"saved under another model file ({then.path}, now {now.path})"
+    return f"saved under another model file: {now.path} had {_stat(then)} then, now it has {_stat(now)}"
+
+
+def _other_date(then: GgufIdentity, now: GgufIdentity) -> str:
+    """Weights are not compared, only their names, shapes and sizes, which another tuning of a model has as well."""
+    seconds, ns = divmod(then.mtime_ns, 10**9)
+    part, path = _SPLIT.search(now.path), shlex.quote(now.path)
+    if part is not None:  # the newest of them counts, so that all may have one date
+        path = f"{shlex.quote(now.path[: part.start()])}-?????-of-{part[1]}.gguf"
+    return (
+        f"the model file {now.path} may be another one: it is of {_date(now)}, that of the save was of {_date(then)}, "
+        f"and weights are not compared; if it is the same one, this gives it its date back: "
+        f"touch -d @{seconds}.{ns:09d} {path}"
+    )
+
+
+def _stat(file: GgufIdentity) -> str:
+    return f"{file.size:,} bytes of {_date(file)}"
+
+
+def _date(file: GgufIdentity) -> str:
+    return f"{datetime.fromtimestamp(file.mtime_ns // 10**9, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _show(value: object) -> str:

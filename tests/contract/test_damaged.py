@@ -219,7 +219,7 @@ REFUSED: Mapping[str, tuple[Callable[[Files], object], str]] = {
     "a projector": (other_fingerprint(mmproj="p.gguf"), "saved under another multimodal projector"),
     "another template": (other_fingerprint(template="0"), "saved under another chat template"),
     "other weights": (other_weights(digest="0" * 64), "saved under another model file"),
-    "weights changed since": (other_weights(mtime_ns=1), "was changed since the save"),
+    "weights changed since": (other_weights(mtime_ns=1), "may be another one: it is of"),
     "weights nobody could read": (other_weights(digest=""), "cannot be read here, so nothing proves"),
 }
 """What may become of a snapshot -> the change, and the sentence that its restore is refused with."""

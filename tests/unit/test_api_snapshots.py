@@ -193,8 +193,25 @@ async def test_what_a_swap_or_a_return_still_needs_is_deleted_only_by_force(
     assert sorted(item["id"] for item in purged["kept"]) == ["at-work.kv", "waits.kv"]
     async with http.delete("/api/snapshots/waits.kv?force=1") as got:
         assert got.status == 200
-    async with http.delete("/api/snapshots?force=1") as got:
+    async with http.delete("/api/snapshots?force=1", json={"all": True}) as got:
         assert [item["id"] for item in (await got.json())["items"]] == ["at-work.kv"]
+    assert await listed(http) == []
+
+
+@pytest.mark.parametrize("body", [None, {}, {"all": False}])
+async def test_everything_is_deleted_only_where_that_is_said(
+    saved: Saved, http: aiohttp.ClientSession, body: dict[str, bool] | None
+) -> None:
+    saved.save("a.kv")
+    async with http.delete("/api/snapshots?force=1", json=body) as got:
+        problem = await got.json()
+    assert (got.status, problem["errors"][0]["field"]) == (422, "all")
+    assert "?model=NAME" in problem["detail"]
+    async with http.delete("/api/snapshots", json={"al": True}) as got:
+        assert (got.status, "did you mean all" in (await got.json())["detail"]) == (422, True)
+    assert await listed(http) == ["a.kv"]
+    async with http.delete("/api/snapshots", json={"all": True}) as got:
+        assert got.status == 200
     assert await listed(http) == []
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -18,6 +21,7 @@ from swapper.snapshots.manifest import (
     refusal,
     short_digest,
 )
+from workers.llama.gguf import GgufIdentities
 
 NOW = Fingerprint(
     model="med",
@@ -62,14 +66,39 @@ def test_every_difference_that_matters_is_refused_and_named(changed: dict[str, A
 @pytest.mark.parametrize(
     ("gguf", "word"),
     [
-        (GgufIdentity("/models/old.gguf", "def", 1000, 5), "another model file"),
-        (GgufIdentity("/models/med.gguf", "abc", 1001, 5), "another model file"),
-        (GgufIdentity("/models/med.gguf", "abc", 1000, 6), "changed since the save"),
+        (
+            GgufIdentity("/models/old.gguf", "def", 1000, 5),
+            "another model file (/models/old.gguf, now ",
+        ),
+        (
+            GgufIdentity("/models/med.gguf", "abc", 1001, 5),
+            "med.gguf had 1,001 bytes of 1970-01-01 00:00:00 UTC then",
+        ),
+        (GgufIdentity("/models/med.gguf", "abc", 1000, 6), "may be another one"),
         (GgufIdentity("/models/med.gguf"), "cannot be read here"),
     ],
 )
 def test_other_weights_are_refused(gguf: GgufIdentity, word: str) -> None:
     assert word in (refusal(saved_under(gguf=gguf), NOW) or "")
+
+
+@pytest.mark.parametrize("names", [["my model.gguf"], ["my-00001-of-00002.gguf", "my-00002-of-00002.gguf"]])
+def test_a_file_that_was_only_touched_has_its_date_back_by_what_the_refusal_says(
+    tmp_path: Path, names: list[str]
+) -> None:
+    for nth, name in enumerate(names):
+        (tmp_path / name).write_bytes(b"GGUF" + bytes([3]) + bytes(19))
+        os.utime(tmp_path / name, ns=(1, 1_700_000_000_123_456_789 + nth))
+    identities, path = GgufIdentities(tmp_path), str(tmp_path / names[0])
+    then = identities.identity(path)
+    assert then.known
+    for name in names:
+        (tmp_path / name).touch()
+    said = refusal(saved_under(gguf=then), replace(NOW, gguf=identities.identity(path)))
+    assert said is not None
+    command = said.partition("its date back: ")[2]
+    subprocess.run(command, shell=True, check=True)
+    assert refusal(saved_under(gguf=then), replace(NOW, gguf=identities.identity(path))) is None
 
 
 def test_a_model_file_nobody_can_read_never_matches_not_even_itself() -> None:
