@@ -17,6 +17,7 @@ from swapper.config.advice import model_options, read_preset
 from swapper.config.served import ONE_MODEL, served
 from swapper.config.units import show_bytes
 from swapper.core.commit import Alert, AlertKind
+from swapper.snapshots.copies import newer
 from swapper.snapshots.manifest import Manifest, refusal
 from workers.control import Control
 from workers.llama import foreseen
@@ -74,12 +75,13 @@ def losses(config: Config, server: str, environ: Mapping[str, str]) -> list[Loss
 
 def _lost(tenant: str, manifests: list[Manifest], known: foreseen.Known) -> Iterator[Loss]:
     reasons: dict[str, dict[str, Manifest]] = {}
-    for manifest in manifests:  # the last used first
+    older = newer(manifests)
+    for manifest in (one for one in manifests if one.snapshot not in older):
         then = manifest.fingerprint
         certain = {k: v for k, v in known.items() if k != "build" or foreseen.BUILD.fullmatch(then.build)}
         why = refusal(manifest, replace(then, **cast("Mapping[str, Any]", certain)))
         if why is not None:
-            reasons.setdefault(why, {}).setdefault(manifest.id or manifest.snapshot, manifest)
+            reasons.setdefault(why, {})[manifest.snapshot] = manifest
     for why, lost in reasons.items():
         tokens, size = sum(m.tokens for m in lost.values()), sum(m.room for m in lost.values())
         yield Loss(tenant, len(lost), tokens, size, why)

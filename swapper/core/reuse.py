@@ -5,12 +5,17 @@ Invariant: a result is said once, and never before reuse (or its absence) was se
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 from swapper.core import keeping
 from swapper.core.commit import Alert, AlertKind, Commit
 from swapper.core.conversations import Conversation, ProofResult
 from swapper.core.types import Card, Report, Swap
+
+_LINKS = 8
+"""So many of its last ones a line keeps, as everywhere."""
 
 
 def on_proof(card: Card, swap: Swap, report: Report) -> Commit | None:
@@ -18,6 +23,7 @@ def on_proof(card: Card, swap: Swap, report: Report) -> Commit | None:
 
     Data: `snapshot`, `result` (warm | cold), `cache_n`, `reason`, `slot`, and `continued`: the answer's request was the
     saved conversation and nothing but more of it, in the very slot, so that reading it anew is the strategy's fault.
+    `id` and `links` of the conversation where its gateway knows it.
     """
     result = report.data.get("result")
     if result not in (ProofResult.WARM, ProofResult.COLD):
@@ -25,7 +31,9 @@ def on_proof(card: Card, swap: Swap, report: Report) -> Commit | None:
     card, swap, talk = _line(card, swap, report)
     if talk is None and report.data.get("made_room"):
         talk = _new_line(report)
-        swap = replace(swap, conversations=(*swap.conversations, talk))
+        before = {talk.head, *_links(report)} - {""}
+        others = (c for c in swap.conversations if c.tenant != talk.tenant or c.head not in before)
+        swap = replace(swap, conversations=(*others, talk))  # one line a conversation, however often it comes and goes
     if talk is None or talk.result not in (None, ProofResult.UNPROVED) or not (talk.restored or _comes_later(talk)):
         return None
     cache_n, reason, slot = (report.data.get(name) for name in ("cache_n", "reason", "slot"))
@@ -67,9 +75,14 @@ def on_recalled(card: Card, swap: Swap, report: Report) -> Commit | None:
 def _new_line(report: Report) -> Conversation:
     """Of one that was saved to make room for another while its model served, and came back since."""
     snapshot, tokens = str(report.data.get("snapshot")), report.data.get("tokens")
-    return Conversation(
+    line = Conversation(
         report.tenant or "", -1, snapshot, tokens if isinstance(tokens, int) else 0, 0, saved=True, kept=True
     )
+    return replace(line, head=str(report.data.get("id", "")), links=_links(report)[-_LINKS:])
+
+
+def _links(report: Report) -> tuple[str, ...]:
+    return tuple(cast("Sequence[str]", report.data.get("links", ())))
 
 
 def _comes_later(talk: Conversation) -> bool:

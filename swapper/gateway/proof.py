@@ -22,7 +22,7 @@ import msgspec
 
 from swapper.core.proof import judge
 from swapper.gateway.context import Target
-from swapper.snapshots.conversation import Match, Relation
+from swapper.snapshots.conversation import ATTACHED_LINKS, Conversation, Match, Relation
 
 TAIL_BYTES = 1 << 20
 """How much of the end of an answer is kept: `/completion` repeats its whole prompt in the last event."""
@@ -291,7 +291,13 @@ def finding(ledger: Ledger, match: Match | None, reuse: Reuse, slot: int | None)
         "tokens": one.tokens,
         "made_room": True,
         "continued": match is not None and match.whole and slot == one.slot and one.stands,
+        **({} if talk is None or talk.id != one.id else _named(talk)),
     }
+
+
+def _named(talk: Conversation) -> Mapping[str, object]:
+    """Whose it was: as many links as tell that an earlier line of the swap was of an older state of it."""
+    return {"id": talk.id, "links": [link.hex() for link in talk.links.newest(ATTACHED_LINKS)]}
 
 
 async def read_slots(target: Target, session: aiohttp.ClientSession) -> list[SlotLine]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 
-from tests.e2e.test_conversations import cache_n, handed_on, handover, said, text
-from tests.support.server import Server
+from tests.e2e.test_conversations import all_are, cache_n, handed_on, handover, results, said, text
+from tests.support.server import Json, Server
 
 MANY = 4
 
@@ -38,6 +39,10 @@ def test_turn_by_turn_there_is_one_file_a_conversation(serve: Callable[..., Serv
             assert cache_n(answers[nth]) > 1000
     left = settled(server, MANY)
     assert len(left) <= MANY, left
+    lines = server.until(lambda _: all_are(results(server), "result", "warm", MANY))
+    assert len({line["snapshot"] for line in lines}) == MANY
+    places = cast("dict[str, int]", cast("list[Json]", server.get("/api/status")["tenants"])[0]["places"])
+    assert sum(places.values()) == MANY, places
 
 
 def test_what_stays_on_disk_over_more_swaps_is_not_taken_by_the_budget(serve: Callable[..., Server]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,20 @@ def test_a_conversation_that_was_saved_twice_is_one(tmp_path: Path) -> None:
     for tokens in (4_000, 3_000):
         save(server, tokens, 1, head="a")
     assert [text.partition(" (")[0] for text in told(server)] == ["1 conversation of llama/qwen"]
+
+
+def test_older_copies_of_a_conversation_are_none_of_their_own(tmp_path: Path) -> None:
+    program(tmp_path, "version: 10500 (abcdef1)")
+    server = config(tmp_path)
+    folder = SlotFolder(server.folder / "slots")
+    for turn in range(1, 14):
+        save(server, 4_000 + turn, 1)
+        (last,) = [m for m in folder.manifests() if m.tokens == 4_000 + turn]
+        links = tuple(f"{n}" for n in range(2 * turn))[-8:]
+        folder.write(replace(last, id=links[-1], links=links, saved_ms=turn))
+    assert [text.partition(" will")[0] for text in told(server)] == [
+        "1 conversation of llama/qwen (4,013 tokens, 1 MiB)"
+    ]
 
 
 def test_of_the_same_build_and_preset_everything_comes_back(tmp_path: Path) -> None:

@@ -113,3 +113,20 @@ def test_what_made_room_and_came_back_gets_a_line_of_its_own_once_it_is_proved()
     assert commit is not None
     assert [c.snapshot for c in commit.swaps[0].conversations][-1] == "med.9.d.kv"
     assert commit.conversations[0].result is ProofResult.WARM
+
+
+def test_however_often_one_comes_and_goes_it_has_one_line_of_its_swap() -> None:
+    play = leaving([talk(A, 900, 3), talk(B, 800, 2)], [])
+    save_all(play)
+    back(play, offered).run()
+    swap, links = play.log["sw_101"], (A,)
+    assert {c.head for c in swap.conversations} == {A, B}
+    for turn in range(12):
+        links = (*links, f"{turn:031x}x", f"{turn:031x}y")
+        named: dict[str, object] = {"id": links[-1], "links": list(links)}
+        said = proof(f"med.{turn}.d.kv", result="warm", cache_n=500, tokens=510, made_room=True, **named)
+        commit = reuse.on_proof(play.card, swap, said)
+        assert commit is not None
+        (swap,) = commit.swaps
+    assert [(c.head, c.snapshot) for c in swap.conversations if c.head != B] == [(links[-1], "med.11.d.kv")]
+    assert len(swap.conversations) == 2
