@@ -12,7 +12,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +32,7 @@ from swapper.controls import control_of
 from swapper.coordinator import Coordinator
 from swapper.core.spec import Spec
 from swapper.core.troubles import line
+from swapper.core.types import Swap
 from swapper.errors import ConfigError, StoreDown, SwapperError
 from swapper.estimates import rams, thought
 from swapper.foresee import before_start
@@ -39,8 +40,9 @@ from swapper.gateway import http as gateway
 from swapper.gateway.admission import Admission
 from swapper.gateway.context import GatewayContext, Limits, ModelInfo, Target
 from swapper.gateway.member import Member
+from swapper.gateway.noted import Noted
 from swapper.gateway.pipe import open_session
-from swapper.gateway.resume import resume
+from swapper.gateway.resume import resume, stands
 from swapper.gateway.written import Written
 from swapper.jobs.runner import Jobs
 from swapper.notify.notifier import Notifier
@@ -50,6 +52,7 @@ from swapper.probes import Devices, held_by, look, probes_of, totals
 from swapper.slotclaim import claimed
 from swapper.snapshots.bodies import Bodies
 from swapper.snapshots.index import Index
+from swapper.snapshots.notes import Notes
 from swapper.snapshots.shelf import Shelved
 from swapper.statefolder import StateFolder, writing
 from swapper.store.kept import Kept
@@ -278,10 +281,10 @@ async def _gateway(config: Config, folder: StateFolder, store: RedisStore, stack
         concurrency=concurrency,
     )
     swaps, world = await store.swaps(limit=RECORD), await store.read()
-    member = await _member(config, store, admission)
-    stack.push_async_callback(member.close)
     session = open_session()
     stack.push_async_callback(session.close)
+    member = await _member(config, store, admission, swaps)
+    stack.push_async_callback(member.close)  # while the servers can still be asked what the last answers left
     limits = Limits(
         max_wait_ms=config.gateway.max_wait_ms,
         keepalive_ms=config.gateway.keepalive_ms,
@@ -304,17 +307,18 @@ async def _gateway(config: Config, folder: StateFolder, store: RedisStore, stack
     return context
 
 
-async def _member(config: Config, store: RedisStore, admission: Admission) -> Member:
-    """Joined, with the requests that earlier processes kept on disk."""
+async def _member(config: Config, store: RedisStore, admission: Admission, swaps: Sequence[Swap]) -> Member:
+    """Joined, with the requests that earlier processes kept on disk, and where they noted conversations to be."""
     keeps = {t.id: config.tenants[t.server].snapshots for t in config.spec().tenants.values()}
     private = frozenset(t for t, keep in keeps.items() if keep.privacy == "strict")
     on_disk = frozenset(t for t, keep in keeps.items() if keep.bodies == "disk") - private
     index = Index(followed=bool(on_disk))
     member = Member(store, admission, alone=True, private=private, index=index)
     written = Written(Bodies(config.state_dir / "requests", index.limits.bytes), index, on_disk)
+    noted = Noted(Notes(config.state_dir / "conversations"), index)
     await written.load()
-    if on_disk:
-        member.talks.keep_in(written)
+    await noted.load([*config.spec().tenants], partial(stands, swaps))
+    member.talks.keep_in(written if on_disk else None, noted)
     await member.start()
     return member
 

@@ -1,12 +1,13 @@
-"""What a gateway process knows of conversations after a start, while models go on serving: from the last swap's record.
+"""What a gateway process knows of conversations after a start, while models go on serving: noted, or from the record.
 
 Invariant: a conversation is believed in the server only where nothing speaks against it: its model was not loaded
 since its last use, as far as the record goes. What is on disk is found there again, and what is unproved can be proved.
+A copy on disk never takes the place of what went on from it in the server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -15,7 +16,14 @@ from swapper.core.conversations import Conversation
 from swapper.core.steps import comes_back
 from swapper.core.types import Step, StepOutcome, Swap
 from swapper.gateway.talks import Talks
+from swapper.snapshots.conversation import Conversation as Known
 from swapper.snapshots.conversation import Kept, Place
+
+
+def stands(swaps: Sequence[Swap], tenant: str, load: str) -> bool:
+    """Whether what was noted after the swap `load` is about the server of now: no later one loaded the tenant."""
+    last = _last(swaps, tenant)
+    return last is None or last.id == load
 
 
 def resume(
@@ -32,38 +40,69 @@ def resume(
     """
     if talks.opened_here(tenant):
         return  # a swap has told since
-    on_disk = [_as_kept(talk) for talk in displaced if talk.tenant == tenant]
+    index, known = talks.index, talks.index.conversations(tenant)
+    noted = index.load(tenant) is not None
+    made_room = [_as_kept(talk) for talk in displaced if talk.tenant == tenant]
     # Also what made room since this process began, and was told at once.
-    told = (talk for talk in talks.index.conversations(tenant) if talk.place is Place.DISK)
-    on_disk += [Kept(talk.snapshot, talk.id, (), talk.tokens, talk.used_ms) for talk in told]
-    last = next((swap for swap in swaps if _loaded(swap, tenant)), None)
-    loaded_ms = 0
+    told = (talk for talk in known if talk.place is Place.DISK)
+    made_room += [Kept(talk.snapshot, talk.id, (), talk.tokens, talk.used_ms) for talk in told]
+    last = _last(swaps, tenant)
     if last is not None:
-        loaded_ms = last.ended_ms or last.started_ms
         there = tuple(talk for talk in last.conversations if not talk.kept or talk.result is None)
         args = comes_back(replace(last, conversations=there), tenant)
-        came = {"loaded": True, "recall": _ours(args, others), "unproved": _unseen(args)}
+        unproved = [_unseen(one) for one in _lines(args, "unproved")]
+        if noted:
+            unproved = [*_still(unproved, known)]
+        came = {"loaded": not noted, "recall": _ours(args, others), "unproved": unproved}
         talks.opened(tenant, last.card, last.id, {**args, **came})
-    for one in on_disk:
-        talks.index.stored(tenant, one)
-    for talk in talks.index.conversations(tenant):
-        if talk.place is Place.COLD and talk.request is not None and talk.used_ms >= loaded_ms:
-            talks.index.found(tenant, talk.id)
+    if not noted:
+        loaded_ms = 0 if last is None else last.ended_ms or last.started_ms
+        for talk in known:
+            if talk.request is not None and talk.used_ms >= loaded_ms:
+                index.found(tenant, talk.id, talk.tokens)
+    for one in made_room:
+        if not _went_on(talks, tenant, one):
+            index.stored(tenant, one)
+
+
+def _went_on(talks: Talks, tenant: str, one: Kept) -> bool:
+    """Whether that conversation was asked the same again since it made room, and is in the server."""
+    talk = talks.index.conversation(tenant, one.id)
+    return talk is not None and talk.place is Place.SERVER and 0 < one.used_ms < talk.used_ms
 
 
 def _as_kept(talk: Conversation) -> Kept:
     return Kept(talk.snapshot, talk.head, talk.links, talk.tokens, talk.used_ms)
 
 
-def _unseen(args: Mapping[str, object]) -> list[dict[str, object]]:
+def _lines(args: Mapping[str, object], name: str) -> Sequence[Mapping[str, object]]:
+    return cast("Sequence[Mapping[str, object]]", args[name])
+
+
+def _unseen(one: Mapping[str, object]) -> Mapping[str, object]:
     """Another may have been brought from disk into its slot since: of that there is no record."""
-    return [{**one, "stands": False} for one in cast("Sequence[Mapping[str, object]]", args["unproved"])]
+    return {**one, "stands": False}
 
 
-def _ours(args: Mapping[str, object], others: Collection[str]) -> list[dict[str, object]]:
+def _still(unproved: Iterable[Mapping[str, object]], known: Iterable[Known]) -> Iterator[Mapping[str, object]]:
+    """By the names they have now; also those that came back since the swap, of which its record has nothing."""
+    waiting = {talk.origin: talk for talk in known if talk.restored}
+    for one in unproved:
+        talk = waiting.pop(str(one["snapshot"]), None)
+        yield one if talk is None else {**one, "id": talk.id}
+    for snapshot, talk in waiting.items():
+        slot = -1 if talk.slot is None else talk.slot
+        yield _unseen({"snapshot": snapshot, "slot": slot, "tokens": talk.tokens, "id": talk.id, "strategy": ""})
+
+
+def _ours(args: Mapping[str, object], others: Collection[str]) -> list[Mapping[str, object]]:
     theirs = {f"gateway:{name}" for name in others}
-    again = cast("Sequence[Mapping[str, object]]", args["recall"])
-    return [{**one, "gateway": None} for one in again if one["gateway"] not in theirs]
+    return [{**one, "gateway": None} for one in _lines(args, "recall") if one["gateway"] not in theirs]
+
+
+def _last(swaps: Sequence[Swap], tenant: str) -> Swap | None:
+    """The newest that loaded it."""
+    return next((swap for swap in swaps if _loaded(swap, tenant)), None)
 
 
 def _loaded(swap: Swap, tenant: str) -> bool:

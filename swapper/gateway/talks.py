@@ -28,6 +28,7 @@ from swapper.snapshots.index import Index
 
 if TYPE_CHECKING:
     from swapper.gateway.context import GatewayContext, Target
+    from swapper.gateway.noted import Noted
     from swapper.gateway.written import Written
 
 MOST = 100
@@ -57,15 +58,16 @@ class Talks:
         self._moves: dict[str, int] = {}
         self._unsettled: dict[str, list[int | None]] = {}
         self._unread: dict[str, list[str]] = {}
-        self._tasks: set[asyncio.Future[None]] = set()
+        self._tasks: set[asyncio.Future[object]] = set()
         self._replays = Replays(self._quiet, self._replay)
         self._bringing = Bringing(send, self._in_background)
         self._ctx: GatewayContext | None = None
         self._written: Written | None = None
+        self._noted: Noted | None = None
 
-    def keep_in(self, written: Written) -> None:
-        """Requests are kept on disk as well."""
-        self._written = written
+    def keep_in(self, written: Written | None, noted: Noted | None = None) -> None:
+        """On disk as well: requests, and where conversations are."""
+        self._written, self._noted = written, noted
 
     def drop_requests(self, tenant: str) -> None:
         """Forget the texts of a tenant's conversations, also those on disk."""
@@ -93,14 +95,16 @@ class Talks:
                 await self.idle()
 
     async def close(self) -> None:
-        """Give up what is being looked at, replayed or waited for."""
+        """Give up what is replayed or waited for; what is being looked at has a moment: it is noted for a restart."""
         self._replays.stop_all()
         self._bringing.close()
+        await self.looked()
         for task in tuple(self._tasks):
             task.cancel()
         await self.idle()
-        if self._written is not None:
-            await self._written.close()
+        for kept in (self._written, self._noted):
+            if kept is not None:
+                await kept.close()
 
     # ---- a call
 
@@ -163,6 +167,14 @@ class Talks:
         unclear = known is not None and reuse.slot is None and self._ambiguous(known, reuse)
         if (ledger is not None and ledger.unproved) or unclear:
             self._in_background(self._settled(known, match, reuse, target, ledger))
+        elif known is not None and reuse.slot is None and (reuse.left or 0) >= WORTH_TOKENS:
+            # Its length tells it from all others now; it may not, once another process knows less of them.
+            self._in_background(self._settle(known, match, reuse, target, ledger))
+
+    def _ambiguous(self, known: Known, reuse: Reuse) -> bool:
+        """Whether another conversation left as many tokens in a slot, so that the number alone tells them not apart."""
+        others = self.index.talks(known.tenant)
+        return any(talk.tokens == reuse.left and talk.id != known.chain.id for talk in others)
 
     def _moved(self, tenant: str) -> None:
         """A call is sent or was answered: what is seen of the slots from now on may be its doing."""
@@ -175,11 +187,6 @@ class Talks:
             predicted_n = None if reuse.left is None else reuse.left - cache_n - prompt_n + 1
         chain, request, now_ms = known.chain, known.handed_on(), self._now_ms()
         self.index.answered(known.tenant, chain, request, cache_n, prompt_n, predicted_n, slot, now_ms, match)
-
-    def _ambiguous(self, known: Known, reuse: Reuse) -> bool:
-        """Whether another conversation left as many tokens in a slot, so that the number alone tells them not apart."""
-        others = self.index.talks(known.tenant)
-        return any(talk.tokens == reuse.left and talk.id != known.chain.id for talk in others)
 
     async def _settled(
         self, known: Known | None, match: Match | None, reuse: Reuse, target: Target, ledger: Ledger | None
@@ -247,6 +254,7 @@ class Talks:
             self._ledgers[tenant] = Ledger(card, swap, ())
         if loaded:
             self._unread.pop(tenant, None)
+            self.index.loaded(tenant, swap)
             self.index.left(tenant, "the model was unloaded, and this conversation was not saved")
             back = (Kept(one.snapshot, one.id, one.links, one.tokens, one.used_ms) for one in unproved)
             self.index.kept(tenant, (*back, *kept))
@@ -264,7 +272,10 @@ class Talks:
         """What became of a conversation that was asked for from disk, and of the one that made room for it."""
         snapshot, tokens, slot = str(args.get("snapshot")), args.get("tokens"), args.get("slot")
         for one in _read_kept(args.get("kept")):
-            self.index.stored(tenant, one)
+            if one.id:
+                self.index.stored(tenant, one)
+            elif isinstance(slot, int):
+                self.index.pushed_out(tenant, slot)
         talks = self.index.conversations(tenant)
         talk = next((talk for talk in talks if talk.place is Place.DISK and talk.snapshot == snapshot), None)
         if talk is not None and args.get("ok") and isinstance(slot, int):
@@ -284,17 +295,14 @@ class Talks:
 
     async def recall(self, command: Command) -> tuple[Mapping[str, object] | None, str | None]:
         """Carry out a `recall`: the data of its answer, or why it failed."""
-        tenant, name, limit_ms = (
-            command.tenant or "",
-            str(command.args.get("conversation")),
-            command.args.get("limit_ms"),
-        )
+        args = command.args
+        tenant, name, limit_ms = command.tenant or "", str(args.get("conversation")), args.get("limit_ms")
         limit_s = (limit_ms if isinstance(limit_ms, int) else 0) / 1000
         try:
-            with self._bringing.recalling(tenant, name, command.args.get("for")):
+            with self._bringing.recalling(tenant, name, args.get("for")):
                 return asdict(await self._send_again(tenant, name, limit_s)), None
         except RecallFailed as failed:
-            if failed.evicted and not command.args.get("beside"):
+            if failed.evicted and not args.get("beside"):
                 self.index.lost(tenant, name, str(failed))
             return {"evicted": failed.evicted}, str(failed)
 
@@ -374,7 +382,7 @@ class Talks:
         prompt = talk is not None and talk.as_prompt and talk.request is not None
         return prompt and one.strategy == Strategy.SLOTS
 
-    def _in_background(self, work: Awaitable[None]) -> None:
+    def _in_background(self, work: Awaitable[object]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -7,7 +7,7 @@ them is. Of what a manifest tells only the last links are known, not where in th
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from swapper.snapshots.chain import LINK_BYTES, Chain
@@ -110,6 +110,12 @@ class Links:
         at += len(self) if at < 0 else 0
         return self.packed[at * LINK_BYTES : (at + 1) * LINK_BYTES]
 
+    def shortened(self, count: int) -> Links:
+        """The last links alone."""
+        dropped = max(len(self) - count, 0)
+        first = None if self.first is None else self.first + dropped
+        return replace(self, packed=self.packed[dropped * LINK_BYTES :], first=first) if dropped else self
+
     def newest(self, count: int) -> tuple[bytes, ...]:
         """The last links, oldest first."""
         return tuple(self[at] for at in range(max(len(self) - count, 0), len(self)))
@@ -161,6 +167,11 @@ class Conversation:
     def went_on_from(self, ids: Collection[str]) -> bool:
         """Whether one of these is an older state of it, as far back as snapshots are found again."""
         return any(link.hex() in ids for link in self.links.newest(ATTACHED_LINKS)[:-1])
+
+    def back_to(self, name: str) -> int:
+        """So many links ago it had this name; more than are looked at where it never had, as far as is known."""
+        newest = self.links.newest(ATTACHED_LINKS)
+        return next((back for back, link in enumerate(reversed(newest)) if link.hex() == name), ATTACHED_LINKS)
 
     @property
     def unsaved(self) -> bool:

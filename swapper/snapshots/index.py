@@ -8,8 +8,8 @@ is given, nothing is read or written; what is kept elsewhere of a body follows `
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from swapper.snapshots.chain import Chain
 from swapper.snapshots.conversation import (
@@ -26,7 +26,9 @@ from swapper.snapshots.conversation import (
     Talk,
     compare,
 )
+from swapper.snapshots.notes import Note
 from swapper.snapshots.reread import Account, Counts, Why, account, advise, read_before
+from swapper.snapshots.table import Table
 
 _REPLACED = frozenset({Relation.SAME, Relation.EXTENDS, Relation.EDITED})
 _Key = tuple[str, str]
@@ -40,31 +42,23 @@ class Limits:
     bytes: int = 256 << 20
 
 
-@dataclass(slots=True)
-class _Tenant:
-    """`roots`: root -> ids; `told`: the ids of which a manifest tells; `slots`: slot -> id."""
-
-    talks: dict[str, Conversation] = field(default_factory=dict[str, Conversation])
-    roots: defaultdict[bytes, set[str]] = field(default_factory=lambda: defaultdict[bytes, set[str]](set))
-    told: set[str] = field(default_factory=set[str])
-    slots: dict[int, str] = field(default_factory=dict[int, str])
-    counts: Counts = field(default_factory=Counts)
-    version: int = 0
-
-
 class Index:
-    """See the file's head. `followed`: the changes of bodies are noted for `changes`, which then has to be called."""
+    """See the file's head. `followed`: the changes of bodies are noted for `changes`, which then has to be called.
 
-    __slots__ = ("_bodies", "_changed", "_followed", "_order", "_tenants", "bytes", "limits")
+    `watch` is told the tenant of which something has changed, in the midst of that: it may look later only.
+    """
+
+    __slots__ = ("_bodies", "_changed", "_followed", "_order", "_tenants", "bytes", "limits", "watch")
 
     def __init__(self, limits: Limits | None = None, *, followed: bool = False) -> None:
         self.limits = limits or Limits()
         self._followed = followed
-        self._tenants: defaultdict[str, _Tenant] = defaultdict(_Tenant)
+        self._tenants: defaultdict[str, Table] = defaultdict(Table)
         self._order: OrderedDict[_Key, None] = OrderedDict()
         self._bodies: OrderedDict[_Key, None] = OrderedDict()
         self._changed: dict[_Key, None] = {}
         self.bytes = 0
+        self.watch: Callable[[str], None] | None = None
 
     def __len__(self) -> int:
         return len(self._order)
@@ -75,7 +69,7 @@ class Index:
         if known is None:
             return NEW
         sought = Sought(chain)
-        matches = (compare(known.talks[name], sought) for name in _candidates(known, sought))
+        matches = (compare(known.talks[name], sought) for name in known.candidates(sought))
         return max(matches, key=lambda match: match.closeness, default=NEW)
 
     def version(self, tenant: str) -> int:
@@ -169,6 +163,24 @@ class Index:
         talk = self.conversation(tenant, name)
         return None if talk is None else talk.request
 
+    def load(self, tenant: str) -> str | None:
+        """The swap that loaded the tenant, "" where none is known; None where nothing was noted or told either."""
+        known = self._tenants.get(tenant)
+        return None if known is None else known.load
+
+    def loaded(self, tenant: str, swap: str) -> None:
+        """It was that swap; what is known of the tenant's server is about this one."""
+        self._tenants[tenant].load = swap
+        self._touch(tenant)
+
+    def noted(self, note: Note) -> None:
+        """From the state folder: where conversations were as an earlier process ended, after `remembered`."""
+        self._tenants[note.tenant].load = note.load
+        for talk in sorted(note.talks, key=lambda talk: talk.used_ms):
+            known = self.conversation(note.tenant, talk.id)
+            whole = talk if known is None else replace(talk, request=known.request, links=known.links)
+            self._put(note.tenant, whole)
+
     def left(self, tenant: str, reason: str = "the model was unloaded") -> None:
         """Nothing of the tenant is in the server any more, until told otherwise."""
         for talk in self.conversations(tenant):
@@ -184,24 +196,26 @@ class Index:
                 self._set(tenant, replace(talk, place=Place.COLD, snapshot="", reason="its snapshot is gone"))
         known = self.conversations(tenant)
         older = {link.hex(): talk.id for talk in known for link in talk.links.newest(ATTACHED_LINKS)[:-1]}
+        nearest: dict[str, Kept] = {}
         for one in sorted(snapshots, key=lambda one: one.used_ms):
             talk = self.conversation(tenant, one.id) or self.conversation(tenant, older.get(one.id, ""))
             if talk is None:
                 if (links := Links.told(one.links or (one.id,))) is not None:
                     self._put(tenant, _told(links, one))
-            elif talk.place is Place.COLD or (talk.place is Place.DISK and talk.id == one.id):
+            elif talk.place is not Place.SERVER and talk.back_to(one.id) <= talk.back_to(nearest.get(talk.id, one).id):
+                nearest[talk.id] = one
                 self._set(tenant, replace(talk, place=Place.DISK, snapshot=one.snapshot, reason=""))
 
     def stored(self, tenant: str, one: Kept) -> None:
         """A conversation is on disk now, and in no slot: another one took its place. Maybe it was never seen here.
 
-        What has gone on from it meanwhile is where it was, unless it was nowhere.
+        What has gone on from it meanwhile is where it was, unless it was nowhere, or came back as that state of it.
         """
         grown = next((talk for talk in self.conversations(tenant) if talk.went_on_from({one.id})), None)
         talk = self.conversation(tenant, one.id) or grown
         if talk is None and one.id and (links := Links.told(one.links or (one.id,))) is not None:
             self._put(tenant, _told(links, one))
-        elif talk is not None and (talk.id == one.id or talk.place is Place.COLD):
+        elif talk is not None and (talk.id == one.id or talk.place is Place.COLD or talk.restored):
             there = replace(talk, place=Place.DISK, snapshot=one.snapshot, slot=None, reason="", restored=False)
             self._set(tenant, there)
 
@@ -238,11 +252,11 @@ class Index:
             return there
         return None
 
-    def found(self, tenant: str, name: str) -> None:
+    def found(self, tenant: str, name: str, tokens: int) -> None:
         """A conversation is in the server after all, as far as anybody can tell; in which slot is not known."""
         if (talk := self.conversation(tenant, name)) is not None:
             there = replace(talk, place=Place.SERVER, slot=None, snapshot="", reason="", restored=False)
-            self._set(tenant, replace(there, passed=False))
+            self._set(tenant, replace(there, tokens=tokens, passed=False))
 
     def drop_requests(self, tenant: str) -> None:
         """Nobody is to have the texts of a tenant's conversations any more."""
@@ -253,6 +267,12 @@ class Index:
         """A conversation is neither in the server nor on disk; its name as with `placed`."""
         if (talk := self._on_disk(tenant, name)) is not None:
             self._set(tenant, replace(talk, place=Place.COLD, slot=None, snapshot="", reason=reason, restored=False))
+
+    def pushed_out(self, tenant: str, slot: int) -> None:
+        """What lay in a slot made room as nobody's: who was believed there cannot be asked back."""
+        name = self._tenants[tenant].slots.get(slot)
+        if name is not None:
+            self.lost(tenant, name, "its slot was given to another, and nobody could tell whose conversation lay there")
 
     def remembered(self, tenant: str, chain: Chain, request: Request, tokens: int, used_ms: int) -> None:
         """From the state folder: what an earlier process knew. Call it oldest first, before anything is answered."""
@@ -302,6 +322,7 @@ class Index:
     def _put(self, tenant: str, talk: Conversation) -> None:
         """Add one, as the one used last; what no longer fits goes."""
         self._drop(tenant, talk.id)
+        self._touch(tenant)
         known, key = self._tenants[tenant], (tenant, talk.id)
         known.version += 1
         self._order[key] = None
@@ -313,7 +334,7 @@ class Index:
             talk = replace(talk, request=None)
         known.talks[talk.id] = talk
         if talk.slot is not None:
-            self._take_slot(known, talk.slot, talk.id)
+            known.take_slot(talk.slot, talk.id)
         if talk.request is not None:
             self._bodies[key] = None
             self.bytes += len(talk.request.body)
@@ -327,6 +348,7 @@ class Index:
         key, known = (tenant, name), self._tenants[tenant]
         if key not in self._order:
             return
+        self._touch(tenant)
         self._drop_body(key)
         known.version += 1
         del self._order[key]
@@ -350,39 +372,24 @@ class Index:
         self._tenants[tenant].talks[name] = replace(talk, request=None)
         self._note(key)
 
+    def _touch(self, tenant: str) -> None:
+        if self.watch is not None:
+            self.watch(tenant)
+
     def _note(self, key: _Key) -> None:
         if self._followed:
             self._changed[key] = None
 
     def _set(self, tenant: str, talk: Conversation) -> None:
         """Another state of one that is there."""
+        self._touch(tenant)
         known = self._tenants[tenant]
         before = known.talks[talk.id].slot
         known.talks[talk.id] = talk
         if before is not None and known.slots.get(before) == talk.id:
             del known.slots[before]
         if talk.slot is not None:
-            self._take_slot(known, talk.slot, talk.id)
-
-    def _take_slot(self, known: _Tenant, slot: int, name: str) -> None:
-        """Who stood in the slot stands in none that is known, if it is in the server at all."""
-        before = known.slots.get(slot)
-        if before is not None and before != name:
-            known.talks[before] = replace(known.talks[before], slot=None, passed=True)
-        known.slots[slot] = name
-
-
-def _candidates(known: _Tenant, sought: Sought) -> Iterator[str]:
-    """Who can share anything with the chain: its root's, of a text also the shorter ones, and whom a manifest tells.
-
-    All texts shorter than a block have one root, and each one link, which is its name: by that they are looked up.
-    """
-    chain = sought.chain
-    if chain.root == chain.links[0]:
-        yield from known.roots.get(chain.root, ())
-    if chain.is_text and (short := known.roots.get(chain.seed)):
-        yield from short & {chain.links[0].hex(), *(end.hex() for end in sought.ends(0))}
-    yield from known.told
+            known.take_slot(talk.slot, talk.id)
 
 
 def _told(links: Links, one: Kept) -> Conversation:

@@ -362,15 +362,17 @@ async def test_what_cannot_be_told_apart_stays_unproved_until_it_can() -> None:
         assert (report.data["snapshot"], report.data["result"]) == ("a.bin", "warm")
 
 
-async def test_nothing_is_asked_of_the_server_while_nothing_is_to_be_proved() -> None:
+async def test_while_nothing_is_to_be_proved_one_look_tells_the_slot_and_nothing_is_said() -> None:
     async with serve(opened=False) as gateway:
         await restored(gateway)
         await told(gateway, command("close", 11, 1, epoch=3))
         await told(gateway, command("open", 11, 2, epoch=4, swap="sw_2", loaded=True, unproved=[]))
         gateway.upstream.scripts = [Stream().put(*finished(3990, 50))]
+        gateway.upstream.slots = [slot(0, 9, 50, 20), slot(1, 10, 3990, 50)]
         await gateway.call(STREAM)
         await gateway.member.talks.idle()
-        assert gateway.upstream.slot_queries == []
+        assert len(gateway.upstream.slot_queries) == 1
+        assert [talk.slot for talk in gateway.member.talks.index.talks(ALPHA)] == [1]
         assert gateway.link.reports.empty()
 
 

@@ -8,6 +8,7 @@ from swapper.snapshots import conversation
 from swapper.snapshots.chain import BLOCK_BYTES, Chain
 from swapper.snapshots.conversation import Kept, Place, Relation, Request
 from swapper.snapshots.index import Index, Limits
+from swapper.snapshots.reread import Why
 from tests.unit.index_doubles import CHAT, OTHER, TENANT, answer, body, chat, ids, text
 
 
@@ -330,3 +331,40 @@ def test_what_has_gone_on_since_it_made_room_stays_where_it_is() -> None:
     index.stored(TENANT, Kept("displaced.kv", chat("abc").id, (chat("abc").id,), 2_000))
     (talk,) = index.conversations(TENANT)
     assert (talk.id, talk.place, talk.snapshot) == (chat("abcde").id, Place.DISK, "displaced.kv")
+
+
+def test_what_came_back_as_an_older_state_and_made_room_as_that_is_on_disk_again() -> None:
+    index = Index()
+    answer(index, "abcde", slot=0)
+    index.left(TENANT)
+    index.kept(TENANT, [Kept("before.kv", chat("abc").id, (chat("abc").id,), 2_000)])
+    index.placed(TENANT, chat("abc").id, 0, 2_000)
+    index.stored(TENANT, Kept("displaced.kv", chat("abc").id, (chat("abc").id,), 2_000))
+    (talk,) = index.conversations(TENANT)
+    assert (talk.id, talk.place, talk.snapshot) == (chat("abcde").id, Place.DISK, "displaced.kv")
+
+
+@pytest.mark.parametrize("used", [(1, 2), (2, 1)], ids=["used in their order", "used the other way round"])
+def test_of_several_copies_the_one_that_goes_furthest_comes_back(used: tuple[int, int]) -> None:
+    index = Index()
+    answer(index, "abcdefg")
+    index.left(TENANT)
+    copies = [
+        Kept(f"{letters}.kv", chat(letters).id, (chat(letters).id,), 900, at)
+        for letters, at in zip(("abc", "abcde"), used, strict=True)
+    ]
+    index.kept(TENANT, copies)
+    index.kept(TENANT, copies[::-1])
+    assert [talk.snapshot for talk in index.conversations(TENANT)] == ["abcde.kv"]
+
+
+def test_what_made_room_as_nobodys_is_said_to_be_lost_and_not_to_have_been_evicted() -> None:
+    index = Index()
+    answer(index, "abc", slot=0)
+    index.pushed_out(TENANT, 1)
+    assert len(index.talks(TENANT)) == 1
+    index.pushed_out(TENANT, 0)
+    (talk,) = index.conversations(TENANT)
+    assert (talk.place, talk.slot) == (Place.COLD, None)
+    assert "its slot was given to another" in talk.reason
+    assert answer(index, "abcd").why is Why.SWAPPED

@@ -10,10 +10,12 @@ import pytest
 from swapper.core.conversations import Conversation, ProofResult
 from swapper.core.types import Step, StepOutcome, StepRecord, Swap
 from swapper.gateway.proof import Reuse, finding
-from swapper.gateway.resume import resume
+from swapper.gateway.resume import resume, stands
 from swapper.gateway.talks import Talks
-from swapper.snapshots.conversation import Kept, Place, Request
+from swapper.snapshots.conversation import Conversation as Known
+from swapper.snapshots.conversation import Kept, Links, Place, Request
 from swapper.snapshots.index import Index, Limits
+from swapper.snapshots.notes import Note
 from tests.unit.gateway_doubles import ALPHA, Served, answer, serve
 from tests.unit.index_doubles import CHAT, body, chat
 
@@ -174,3 +176,68 @@ def test_what_is_told_to_have_made_room_before_the_record_is_read_is_not_forgott
     talks.placed(ALPHA, {"snapshot": "x.kv", "ok": True, "slot": 0, "tokens": 900, "kept": kept})
     resume(talks, ALPHA, [back()])
     assert place(talks, "ab") is Place.DISK
+
+
+def note(*told: tuple[str, int, dict[str, object]], load: str = "sw_1") -> Note:
+    """Conversations (letters, when they were used, what else is known) as an earlier process noted them."""
+    talks = (Known(Links.of(chat(letters)), used_ms, 9, 500, 400, 50, **more) for letters, used_ms, more in told)  # pyright: ignore[reportArgumentType]
+    return Note(ALPHA, load, tuple(talks))
+
+
+def there(talks: Talks) -> dict[str, tuple[Place, int | None, str]]:
+    return {talk.id: (talk.place, talk.slot, talk.snapshot) for talk in talks.index.conversations(ALPHA)}
+
+
+def test_what_was_noted_counts_and_not_what_the_record_knows_of_before(talks: Talks) -> None:
+    """They came back, went on and made room for one another since the swap: of that its record has nothing."""
+    on_disk: dict[str, object] = {"place": Place.DISK, "snapshot": "a2.kv"}
+    talks.index.noted(note(("abc", 1_500, on_disk), ("cde", 1_600, {"slot": 1, "origin": "c.kv"})))
+    lines = (line("ab", "a.kv", kept=True), line("cd", "c.kv", kept=True), line("ef", "e.kv", kept=True))
+    resume(talks, ALPHA, [back(*lines)])
+    assert there(talks) == {
+        chat("abc").id: (Place.DISK, None, "a2.kv"),
+        chat("cde").id: (Place.SERVER, 1, ""),
+    }
+    assert talks.opened_here(ALPHA)
+
+
+def test_what_made_room_after_the_note_was_written_is_on_disk_and_what_went_on_since_is_not(talks: Talks) -> None:
+    talks.index.noted(note(("ab", 1_500, {"slot": 0}), ("cde", 1_600, {"slot": 1})))
+    displaced = (line("ab", "a.kv", kept=True, used_ms=1_500), line("cd", "c.kv", kept=True, used_ms=1_400))
+    resume(talks, ALPHA, [back()], displaced=displaced)
+    assert there(talks) == {chat("ab").id: (Place.DISK, None, "a.kv"), chat("cde").id: (Place.SERVER, 1, "")}
+
+
+def test_what_is_noted_as_unproved_is_proved_by_the_name_that_it_has_now(talks: Talks) -> None:
+    came: dict[str, object] = {"slot": 1, "restored": True, "origin": "b.kv"}
+    tended: dict[str, object] = {"slot": 0, "restored": True, "origin": "later.kv"}
+    talks.index.noted(note(("cde", 1_600, came), ("xyz", 1_700, tended)))
+    resume(talks, ALPHA, [back(line("cd", "b.kv", restored=True, result=ProofResult.UNPROVED, slot=1))])
+    assert proved(talks, "cde", slot=1) == (ProofResult.COLD, False)
+    assert proved(talks, "xyz", slot=0) == (ProofResult.COLD, False)
+
+
+@pytest.mark.parametrize(
+    ("load", "swaps", "holds"),
+    [("sw_1", [back()], True), ("sw_0", [back()], False), ("sw_0", [], True), ("", [back()], False)],
+    ids=["that load was the last", "another came after it", "none is on record", "none was known then"],
+)
+def test_a_note_stands_for_the_load_it_was_written_after(load: str, swaps: list[Swap], *, holds: bool) -> None:
+    assert stands(swaps, ALPHA, load) is holds
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["kept on disk", "restored then"])
+def test_without_a_note_what_went_on_since_the_load_is_in_the_server_and_no_older_copy_of_it_is_brought(
+    talks: Talks, *, kept: bool
+) -> None:
+    name = remember(talks.index, "abc", LOADED_MS + 5)
+    how = {"kept": True} if kept else {"restored": True, "result": ProofResult.UNPROVED}
+    resume(talks, ALPHA, [back(line("ab", "old.kv", tokens=300, **how))])
+    assert there(talks) == {name: (Place.SERVER, None, "")}
+    assert [talk["tokens"] for talk in talks.told(ALPHA)] == [500]
+
+
+def test_what_was_asked_the_same_again_since_it_made_room_is_in_the_server(talks: Talks) -> None:
+    talks.index.noted(note(("ab", 1_500, {"slot": 0})))
+    resume(talks, ALPHA, [back()], displaced=(line("ab", "a.kv", kept=True, used_ms=1_400),))
+    assert there(talks) == {chat("ab").id: (Place.SERVER, 0, "")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from swapper.snapshots.manifest import Fingerprint, GgufIdentity, Manifest
 from workers.backend import Talk
 from workers.llama.http import Slot
-from workers.llama.seats import Arrived, Run, in_use, whose
+from workers.llama.seats import Arrived, Run, given_away, in_use, whose
 
 FINGERPRINT = Fingerprint("alpha", GgufIdentity("/m.gguf"), "b1", 4096, 2, kv_unified=False)
 
@@ -77,3 +77,37 @@ def test_a_slot_in_which_something_ran_since_a_conversation_came_is_said_to_have
     slots = [line(0, None), line(1, 500, 7), line(2, 300, 9), line(3, 200, 2)]
     there = run(_0=came("a", 100), _1=came("b", 500, task=7), _2=came("c", 300, task=4))
     assert [use.gone_on for use in in_use(there, slots)] == [False, False, True, False]
+
+
+def test_of_two_of_one_length_the_one_that_is_seen_elsewhere_is_no_doubt_about_the_other() -> None:
+    slots = [line(0, 500, 7), line(1, 500, 9)]
+    talks = (Talk("there", tokens=500, slot=1), Talk("the other", tokens=500))
+    assert whose(run(), slots, slots[0], 500, talks) == talks[1]
+
+
+def test_what_nobody_can_name_makes_room_last_however_long_it_was_not_used() -> None:
+    slots = [line(0, 500, 7), line(1, 300, 9)]
+    known = (Talk("short", tokens=300),)
+    assert given_away(run(), slots, known) == slots[1]
+    assert given_away(run(), slots, (*known, Talk("long", tokens=500))) == slots[0]
+    assert given_away(run(), slots) == slots[0], "of two that nobody can name the one that was used before the other"
+
+
+def test_what_is_read_again_in_no_time_makes_room_whoever_s_it_is() -> None:
+    slots = [line(0, 60, 7), line(1, 300, 9)]
+    assert given_away(run(), slots, (Talk("long", tokens=300),)) == slots[0]
+
+
+def test_what_an_earlier_process_brought_back_and_nobody_has_used_is_known_by_its_slot() -> None:
+    adopted = Run("1", None)
+    slots = [line(0, None), line(1, 300, 9)]
+    known = (Talk("came", tokens=500, slot=0), Talk("used", tokens=300))
+    assert given_away(adopted, slots, known) == slots[0]
+    assert given_away(adopted, slots, known[1:]) == slots[1]
+
+
+def test_what_a_call_is_about_to_use_leaves_no_sooner_than_what_nobody_can_name() -> None:
+    slots = [line(0, 500, 7), line(1, None)]
+    wanted = Arrived(came("wanted", 300).manifest, -1, after=8)
+    assert given_away(run(_1=wanted), slots) == slots[0]
+    assert given_away(run(_1=came("kept", 300)), slots) == slots[1]

@@ -13,7 +13,7 @@ from swapper.core.keeping import RECALL
 from swapper.core.steps import PLACED
 from swapper.core.types import Command, Report
 from swapper.gateway.bring import BRING_S
-from swapper.snapshots.conversation import Place
+from swapper.snapshots.conversation import Kept, Place
 from tests.unit.gateway_doubles import ALPHA, Served, Stream, answer, event, serve
 
 HI = [{"role": "user", "content": "hi"}]
@@ -385,3 +385,19 @@ async def test_where_nothing_has_to_make_room_after_all_it_is_sent(said: Mapping
         await gateway.link.beaten(lambda demand: any(record.running for record in demand))
         await say(gateway, PLACED, 2, snapshot="b.kv", **said)
         assert (await asyncio.wait_for(call, BRING_S / 2)).status == 200
+
+
+async def test_what_made_room_as_nobody_s_is_believed_in_the_server_no_more() -> None:
+    async with serve() as gateway:
+        name = await talked(gateway)
+        index = gateway.member.talks.index
+        index.stands(ALPHA, name, 0)
+        index.kept(ALPHA, [Kept("other.kv", "ab" * 16, ("ab" * 16,), 900)])
+        nobodys: list[dict[str, object]] = [{"snapshot": "d.kv", "id": "", "links": [], "tokens": 2_000}]
+        gateway.member.talks.placed(
+            ALPHA, {"snapshot": "other.kv", "ok": True, "slot": 0, "tokens": 900, "kept": nobodys}
+        )
+        talk = index.conversation(ALPHA, name)
+        assert talk is not None
+        assert (talk.place, talk.slot) == (Place.COLD, None)
+        assert [talk.id for talk in index.talks(ALPHA)] == ["ab" * 16]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from swapper.core.conversations import WORTH_TOKENS
 from swapper.snapshots.manifest import Manifest
 from workers.backend import SlotUse, Talk
 from workers.llama.answer import last_was_ours, only_trace
@@ -127,30 +128,42 @@ def as_it_came(run: Run, slot: Slot) -> Manifest | None:
     return arrived.manifest if arrived is not None and arrived.untouched(slot) else None
 
 
-def given_away(run: Run, slots: Sequence[Slot], takes: SlotUse | None = None) -> Slot | None:
+def given_away(
+    run: Run, slots: Sequence[Slot], talks: Sequence[Talk] = (), takes: SlotUse | None = None
+) -> Slot | None:
     """The idle slot that is given away first, None where all are at work.
 
     The one that was made ready to be taken, if it still is as it was; else an empty one, else the one unused for
-    longest.
+    longest whose conversation is known: what nobody can name would never be asked back from its file.
     """
     idle = [slot for slot in slots if not slot.is_processing]
     ready = next((slot for slot in idle if use_of(slot) == takes), None)
-    return ready or min(idle, key=lambda slot: _value(run, slot), default=None)
+    return ready or min(idle, key=lambda slot: _value(run, slots, slot, talks), default=None)
 
 
-def _value(run: Run, slot: Slot) -> tuple[bool, int, int, int]:
+def _value(run: Run, slots: Sequence[Slot], slot: Slot, talks: Sequence[Talk]) -> tuple[bool, bool, int, int, int]:
     arrived = run.arrived.get(slot.id)
     used = max(task_of(slot), arrived.after if arrived is not None else -1)
     saved = arrived.manifest.last_ms if arrived is not None and arrived.task == task_of(slot) else 0
-    return may_hold(run, slot), used, saved, slot.id
+    return may_hold(run, slot), not _to_come_back(run, slots, slot, talks), used, saved, slot.id
+
+
+def _to_come_back(run: Run, slots: Sequence[Slot], slot: Slot, talks: Sequence[Talk]) -> bool:
+    """Whether what is in it can be asked back, or is read again in no time, and nobody waits for it just now."""
+    tokens, arrived = slot.n_prompt_tokens, run.arrived.get(slot.id)
+    if arrived is not None and arrived.untouched(slot):
+        return arrived.after < 0  # else a call is about to use it
+    if tokens is None:  # it came from disk, and was not used: an earlier process saw to that
+        return any(talk.slot == slot.id for talk in talks)
+    return tokens < WORTH_TOKENS or whose(run, slots, slot, tokens, talks) is not None
 
 
 def whose(run: Run, slots: Sequence[Slot], slot: Slot, tokens: int, talks: Sequence[Talk]) -> Talk | None:
     """Whose conversation of so many tokens is in a slot; None where that cannot be told.
 
     What lies there as it came from disk is its manifest's. Else it is the one of `talks` that has so many tokens and
-    is not known to be in another slot, where no other slot holds as many. A wrong name would bring a stranger's
-    conversation back for it later.
+    is not known to be in another slot, where no other slot holds as many but those of which that is known. A wrong
+    name would bring a stranger's conversation back for it later.
     """
     arrived = run.arrived.get(slot.id)
     if arrived is not None and arrived.untouched(slot) and arrived.manifest.tokens == tokens:
@@ -159,12 +172,13 @@ def whose(run: Run, slots: Sequence[Slot], slot: Slot, tokens: int, talks: Seque
     here = [talk for talk in fitting if talk.slot == slot.id]
     if here:
         return here[0]
+    seated = {talk.slot for talk in fitting}
     others = [other for other in slots if other.id != slot.id]
     elsewhere = {
         run.arrived[o.id].manifest.id for o in others if o.id in run.arrived and run.arrived[o.id].untouched(o)
     }
     fitting = [talk for talk in fitting if talk.slot is None and talk.id not in elsewhere]
-    rivals = any(_holds(run, other) == tokens for other in others)
+    rivals = any(_holds(run, other) == tokens and other.id not in seated for other in others)
     return fitting[0] if len(fitting) == 1 and not rivals else None
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from swapper.errors import BackendBusy, BackendError, BackendRefused
 from swapper.snapshots.manifest import Manifest
-from workers.backend import Displaced, Restored, Room, SaveArgs, Saved, Talk, WouldPushOut
+from workers.backend import Displaced, Restored, Room, SaveArgs, Saved, SlotUse, Talk, WouldPushOut
 from workers.llama.http import Model, RouterHttp, Slot
 from workers.llama.keeping import Keeper
 from workers.llama.seats import Run, as_it_came, came_before, given_away, may_hold, task_of, use_of, whose
@@ -52,7 +52,7 @@ class Taking:
             slots = await self._http.slots(model.name)
             if (there := came_before(run, slots, manifest)) is not None:
                 return Restored(there.id, manifest.tokens, 0.0)
-            after, slot = max(map(task_of, slots), default=-1), given_away(run, slots, room and room.takes)
+            after, slot = max(map(task_of, slots), default=-1), given_away(run, slots, *_known(room))
             if slot is None:
                 raise BackendBusy(f"{manifest.snapshot} was not restored: every slot of {model.name} is at work")
             if not may_hold(run, slot):
@@ -109,6 +109,10 @@ class Taking:
                     await self._put(model, back, slot, -1)
             raise
         return replace(restored, displaced=displaced if displaced.tokens else None)
+
+
+def _known(room: Room | None) -> tuple[Sequence[Talk], SlotUse | None]:
+    return ((), None) if room is None else (room.talks, room.takes)
 
 
 def _say_first(run: Run, slots: Sequence[Slot], slot: Slot, room: Room) -> None:
