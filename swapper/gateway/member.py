@@ -28,6 +28,8 @@ TTL_MS = 10_000
 BEAT_MS = 2_500
 BLOCK_MS = 2_000
 RETRY_S = 0.2
+UNSEEN_MS = 10_000
+"""So long after a join a gate may still move by a commit that was decided before, and told nobody here."""
 _OF_TALKS = frozenset({PLACED, SAVED, TALKS, RECALL, PASSED})
 
 
@@ -109,6 +111,7 @@ class Member:
         self._dirty = asyncio.Event()
         self._joined = asyncio.Event()
         self._outage = False
+        self._joined_ms = 0
         self._loops: list[asyncio.Task[None]] = []
         self._pending: dict[asyncio.Task[None], str | None] = {}
         admission.on_change = self._dirty.set
@@ -191,17 +194,21 @@ class Member:
     async def _beat(self) -> None:
         """One beat; at start, after a lapse and after an outage the gates are read anew before anything is admitted.
 
-        A lapse is one by our clock, or by the store's, which may be stepped: who was no member was told nothing.
+        A lapse is one by our clock, or by the store's, which may be stepped: who was no member was told nothing. Nor is
+        who has only just become one, by whoever had looked before: so the gates are read for a while.
         """
         self._dirty.clear()
         sent_ms = self._admission.now()
         demand = (*self._admission.demand(), *self._unsaved())
         member = await self._link.beat(self._admission.gateway, demand, ttl_ms=self._ttl_ms)
-        if not member or self._outage or not self._admission.fresh:
+        away = not member or self._outage or not self._admission.fresh
+        self._joined_ms = sent_ms if away else self._joined_ms
+        if away or sent_ms - self._joined_ms < UNSEEN_MS:
             world = await self._link.read()
             self._admission.apply(world.gates)
-            await self._look(world, answer=self._joined.is_set())
-            self._outage = False
+            if away:
+                await self._look(world, answer=self._joined.is_set())
+                self._outage = False
         self._admission.renew(sent_ms + self._ttl_ms)
         self._joined.set()
 

@@ -42,7 +42,7 @@ def unmet(world: World) -> list[str]:
             waiting = len(place.prompts[box.plan.name].waiting)
             if waiting:
                 found.append(f"{waiting} prompts of {box.plan.name} wait")
-            elif box.there:
+            elif box.there and (box.phase is not Phase.STARTING or card.fault is not None):
                 found.append(f"{box.plan.name} is on {name} without a lease")
         for tenant in wanted:
             gate = stored.gates.get(tenant)

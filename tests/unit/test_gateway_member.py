@@ -191,6 +191,24 @@ async def test_after_a_lapse_the_gates_are_read_anew_before_anything_is_admitted
     await member.close()
 
 
+@pytest.mark.parametrize(("passed_ms", "open_"), [(9_000, True), (11_000, False)])
+async def test_a_gate_that_was_opened_by_whoever_did_not_know_yet_of_the_join_is_seen_soon(
+    passed_ms: int, *, open_: bool
+) -> None:
+    """The commit was decided on a view from before, and so told nobody here; later on each is told of all."""
+    clock, link, admission, member = quiet()
+    link.gates[ALPHA] = Gate(1, open=False)
+    await member.start()
+    call = call_of(admission)
+    link.gates[ALPHA] = Gate(2, open=True)
+    clock.now_ms += passed_ms
+    admission.renew(clock.now_ms + 10_000)
+    await link.next_beat()
+    await link.next_beat()
+    assert (call.state is CallState.RUNNING) is open_
+    await member.close()
+
+
 async def test_a_store_that_comes_back_as_an_older_copy_is_told_of_the_epochs_it_lost() -> None:
     async with serve() as gateway:
         await told(gateway, command("close", 10, 1, epoch=7))
