@@ -80,13 +80,11 @@ class ServerClient:
     async def _answer(
         self, method: str, path: str, body: Mapping[str, object] | None, limit_s: float | None, key: str | None
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        if self._session is None or self._session.closed:
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True, limit=0))
         key = key or self._api_key
         limit_s = self.read_s if limit_s is None else limit_s
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         timeout = aiohttp.ClientTimeout(total=limit_s, connect=min(_CONNECT_S, limit_s))
-        asked = self._session.request(
+        asked = self._opened().request(
             method, self.url + path, json=body, headers=headers, timeout=timeout, allow_redirects=False
         )
         try:
@@ -98,6 +96,11 @@ class ServerClient:
                 yield response
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise _unanswered(f"{self.who} at {self.url}", path, error) from error
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None or self._session.closed:
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True, limit=0))
+        return self._session
 
 
 def decoded(data: bytes, shape: type[T], who: str) -> T:

@@ -87,7 +87,7 @@ class BatchGate:
                 continue
             run, takes_s = box.run, waiting[0]
             self._world.check.rendering(box.plan.name, lease.id)
-            await asyncio.sleep(takes_s)
+            await box.render(takes_s)
             if box.run == run and box.phase is Phase.UP:
                 waiting.pop(0)
                 self._world.say(f"{box.plan.name} rendered one in {lease.id}; {len(waiting)} wait")

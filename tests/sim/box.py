@@ -18,6 +18,9 @@ from workers.control import ExitStatus, Phase, Seen
 from workers.control.pulse import Pulse
 
 KILLED = 137
+_STEP_S = 0.05
+_GRACE_MS = 1000
+_PORTS = ("none", "vllm", "ollama", "comfyui")
 
 
 @dataclass(slots=True)
@@ -64,6 +67,12 @@ class Box:
         return f"{self.plan.name} run {self.run}"
 
     @property
+    def url(self) -> str:
+        """Where its server listens, if it has one."""
+        number = int(self.card.removeprefix("gpu"))
+        return f"http://127.0.0.1:{6001 + 10 * number + _PORTS.index(self.plan.kind)}"
+
+    @property
     def there(self) -> bool:
         """Whether anything of it runs."""
         return self.phase is not Phase.GONE
@@ -86,20 +95,39 @@ class Box:
         self.run += 1
         self.say(f"    {self.plan.name} starts{f' by {by}' if by else ''}")
         self.brought_back = by == "its engine"
-        if by and self.vram.used_mib + self.plan.need_mib > self.total_mib:
+        if by and self.vram.used_mib + self.needs_mib > self.total_mib:
             self._ended(1)
             return
         self.phase, self.exit = Phase.STARTING, None
-        if by:
-            self.vram.intrude(self.holder, self.plan.need_mib)
-        else:
-            self.vram.take(self.holder, self.plan.need_mib)
+        self.begun(by=by)
         if self.lies.hangs:
             self.lies.hangs -= 1
             self.say(f"    {self.plan.name} will never be up")
         else:
             asyncio.get_running_loop().call_later(self.plan.start_s, self._up, self.run)
         self.beat()
+
+    @property
+    def needs_mib(self) -> int:
+        """What it holds from its start."""
+        return self.plan.need_mib
+
+    @property
+    def holds(self) -> bool:
+        """Whether it has anything of the card."""
+        return self.there
+
+    def begun(self, *, by: str) -> None:
+        """Its process has begun, `by` somebody else where that is said."""
+        (self.vram.intrude if by else self.vram.take)(self.holder, self.needs_mib)
+
+    def over(self) -> None:
+        """Its process has ended."""
+        self.vram.let_go(self.holder)
+
+    async def render(self, seconds: float) -> None:
+        """Work on something for so long; it lasts on where who asked for it dies."""
+        await asyncio.sleep(seconds)
 
     def stop(self) -> None:
         """End it a moment later."""
@@ -115,10 +143,10 @@ class Box:
         """It ends, if it is still this run."""
         if not self.there or run not in (None, self.run):
             return
-        if self.lies.sticks:
+        if self.lies.sticks and self.holder in self.vram.held:
             self.say(f"    {self.plan.name} ends and its VRAM stays held")
             self.vram.stick(self.holder)
-        self.vram.let_go(self.holder)
+        self.over()
         self._ended(code)
 
     def _ended(self, code: int) -> None:
@@ -128,7 +156,7 @@ class Box:
 
     def grow(self, mib: int) -> None:
         """Hold so much more than it needs, from now on; 0: no more than that."""
-        if self.there:
+        if self.there and self.holder in self.vram.held:
             self.vram.intrude(self.holder, self.plan.need_mib + mib)
 
     def beat(self) -> None:
@@ -171,8 +199,13 @@ class BoxControl:
         await self._order(self._box.stop)
 
     async def restart(self, grace_ms: int | None = None) -> None:
-        """End it and start it."""
+        """End it, by KILL after the grace, and start it."""
         await self.stop(grace_ms)
+        run, left_s = self._box.run, (grace_ms or _GRACE_MS) / 1000
+        while self._box.there and self._box.run == run and left_s > 0:
+            await asyncio.sleep(_STEP_S)
+            left_s -= _STEP_S
+        await self._order(lambda: self._box.end(KILLED, run))
         await self.ensure()
 
     async def look(self) -> Seen:

@@ -339,7 +339,8 @@ class Check:
         tenant = unload.tenant
         order = (card, tenant, self.seen.begun.get((card, tenant), (0, 0)))
         now = self.fold.cards[card].swap if card in self.fold.cards else None
-        found = [unload.wrong(swap, self.heads) for swap in self.seen.ordered.get(order, [now])]
+        put_back = self.seen.rollbacks > 0
+        found = [unload.wrong(swap, self.heads, put_back=put_back) for swap in self.seen.ordered.get(order, [now])]
         if None not in found:
             self.fail(str(found[-1]))
 

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from swapper.core.types import FINAL
+from tests.sim.box import Box
 from tests.sim.owners import People
 from tests.sim.plan import CallPlan
 from tests.sim.world import DRAIN_MS, GRACE_MS, VACATE_MS, World
@@ -42,7 +43,7 @@ def unmet(world: World) -> list[str]:
             waiting = len(place.prompts[box.plan.name].waiting)
             if waiting:
                 found.append(f"{waiting} prompts of {box.plan.name} wait")
-            elif box.there and (box.phase is not Phase.STARTING or card.fault is not None):
+            elif box.holds and _missed(world, box, fault=card.fault is not None):
                 found.append(f"{box.plan.name} is on {name} without a lease")
         for tenant in wanted:
             gate = stored.gates.get(tenant)
@@ -53,9 +54,16 @@ def unmet(world: World) -> list[str]:
                 found.append(f"the gate of {tenant} is shut")
             elif child is None or child.value != "loaded" or child.mute:
                 found.append(f"{tenant} is not loaded, or answers nothing")
+    found += [f"{box.plan.name} answers nobody" for box in world.servers if box.silent]
     found += [f"{job.id} is {job.state}" for job in world.store.library.jobs(100, unfinished=True)]
     found += [f"{lease.id} is {lease.state}" for lease in stored.leases.values() if lease.state not in FINAL]
     return found
+
+
+def _missed(world: World, box: Box, *, fault: bool) -> bool:
+    """Whether somebody should have seen that it is there: not what never comes up and is in nobody's way."""
+    seen = world.plan.measured or box.holder not in world.check.stuck
+    return seen and (fault or box.phase is not Phase.STARTING)
 
 
 def limit_s(world: World) -> float:

@@ -23,8 +23,12 @@ class Unload:
     used: Mapping[int, int]
     read: Callable[[str], str | None]
 
-    def wrong(self, swap: Swap | None, heads: Heads) -> str | None:
-        """Which promise it breaks, where it is part of this swap, or of none."""
+    def wrong(self, swap: Swap | None, heads: Heads, *, put_back: bool) -> str | None:
+        """Which promise it breaks, where it is part of this swap, or of none.
+
+        `put_back`: the store was, and a gateway may have missed the word that a snapshot was replaced. That one is said
+        to be gone as the model is loaded.
+        """
         busy = {name: count for name, count in self.in_flight.items() if count}
         # One that was fenced out before may wake and send what it held.
         known = busy if swap is None else busy.keys() & {*swap.told}
@@ -33,7 +37,8 @@ class Unload:
         if swap is None or self.tenant not in swap.from_ or busy:
             return None
         lines = [talk for talk in swap.conversations if talk.tenant == self.tenant]
-        if swap.stage is Step.RELEASE and (wrong := heads.wrongly_saved(lines, self.read)) is not None:
+        named = [talk for talk in lines if not (put_back and talk.reason)]
+        if swap.stage is Step.RELEASE and (wrong := heads.wrongly_saved(named, self.read)) is not None:
             return f"{self.tenant} is unloaded, and {wrong} (N3)"
         if any(talk.slot < 0 and not talk.snapshot and talk.reason for talk in lines):
             return None  # a line for all that nobody can name

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from tests.sim.beside import beside
 from tests.sim.plan import TROUBLE_S, BoxPlan, CardPlan, JobPlan, Plan, Trouble
 
 _BOX_TROUBLES = (
@@ -27,7 +28,7 @@ def more(plan: Plan) -> Plan:
         )
     plan = replace(plan, cards=cards)
     troubles = [*plan.troubles, *_box_troubles(plan), *_card_troubles(plan)]
-    return replace(plan, jobs=_jobs(plan), troubles=tuple(sorted(troubles, key=lambda trouble: trouble.at)))
+    return beside(replace(plan, jobs=_jobs(plan), troubles=tuple(sorted(troubles, key=lambda trouble: trouble.at))))
 
 
 def _boxed(seed: int, card: CardPlan) -> CardPlan:

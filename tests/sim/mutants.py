@@ -19,6 +19,7 @@ from swapper.core.draft import Draft
 from swapper.gateway import proof
 from swapper.store.memory_library import Library
 from tests.sim.jobs import JobDouble
+from tests.sim.mutants_beside import BESIDE
 from workers import marks, observe, onoff
 from workers.backend import Reading, TenantState, Unread
 from workers.control import ExitStatus, Phase
@@ -215,6 +216,7 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "unread": _unread,
     "twice": _twice,
     "unheld": _unheld,
+    **BESIDE,
 }
 
 

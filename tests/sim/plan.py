@@ -46,10 +46,10 @@ class ModelPlan:
 
 @dataclass(frozen=True, slots=True)
 class BoxPlan:
-    """One thing that is only started and stopped (kind none), and the seconds that takes.
+    """One thing that is started and stopped, and the seconds that takes. `kind`: how to talk to it, if at all.
 
-    `by_lease`: it is there by leases of its own, for `part_mib` (None: all) each. Its prompts: when they come, and the
-    seconds each takes.
+    `models`: those of a server that has several, and what each needs; `level` of a vLLM's sleep. `by_lease`: it is
+    there by leases of its own, for `part_mib` (None: all) each. Prompts: when they come, and the seconds each takes.
     """
 
     name: str
@@ -60,6 +60,9 @@ class BoxPlan:
     by_lease: bool = False
     part_mib: int | None = None
     prompts: tuple[tuple[float, float], ...] = ()
+    kind: str = "none"
+    models: tuple[tuple[str, int], ...] = ()
+    level: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ import pytest
 import structlog
 
 from swapper.gateway.admission import Call
-from tests.sim import ending
+from tests.sim import ending, others
 from tests.sim.jobs import doubled
 from tests.sim.more import more
 from tests.sim.mutants import mutated
@@ -204,6 +204,7 @@ def _watched(world: World) -> Generator[None]:
         patch.setattr(router, "gone", gone)
         patch.setattr(lifecycle, "gone", gone)
         doubled(patch, world)
+        others.doubled(patch, world)
         patch.setattr(fake_calls._Call, "run", run)  # pyright: ignore[reportPrivateUsage]
         patch.setattr(fake_child, "_ports", itertools.count(40_000))
         patch.setattr(Call, "__hash__", _place)  # so that a set of them has the same order each time

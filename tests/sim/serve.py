@@ -22,22 +22,21 @@ from swapper.jobs.runner import Jobs
 from swapper.store.protocol import Store
 from swapper.store.tail import Tail
 from tests.sim.batches import BatchGate
-from tests.sim.box import BoxControl
 from tests.sim.front import Session
 from tests.sim.jobs import recipes
 from tests.sim.meter import Meter
+from tests.sim.others import backend_of, session_of
 from tests.sim.physical import SimMarks, WatchedRouter, finder
 from tests.sim.process import Process, RouterWire, StoreWire
 from tests.sim.world import AGENTS_HOST, Place, World
 from tests.support.fake_router import FakeRouter
 from tests.support.fake_session import FakeSession
 from workers.agent import Agent
-from workers.backend import TenantState
+from workers.backend import Backend, TenantState
 from workers.llama.lifecycle import Limits as BackendLimits
 from workers.llama.router import LlamaRouter
 from workers.llama.slots import Keep
 from workers.observe import Sight
-from workers.onoff import OnOff, Times
 from workers.verbs import Outcome, Verbs
 from workers.vram.declared import Declared
 
@@ -53,7 +52,6 @@ PARTS: Mapping[str, frozenset[str]] = {
 }
 AGAIN_S = 1.0
 LIMITS = BackendLimits(load_s=10, save_s=6, restore_s=6, answer_s=6, admit_s=4, start_s=4)
-TIMES = Times(ready_s=6, stopped_s=4)
 LOOKS: ContextVar[list[int] | None] = ContextVar("LOOKS", default=None)
 """When the looks at the card of the command in progress began, ms."""
 
@@ -66,12 +64,13 @@ class Serving:
         self.process = Process(name, world.rng, world.say)
         self.store = cast("Store", StoreWire(self.process, world.store))
         world.sessions[name] = FakeSession(cast("Mapping[str, FakeRouter]", self._wires()))
+        world.talks[name] = session_of(self.process, world)
         self.context: GatewayContext | None = None
         self.marks: SimMarks | None = None
         self.power = False
         self.doomed = False
         """Whether somebody kills it, and starts it again."""
-        self._backends: dict[str, LlamaRouter | OnOff] = {}
+        self._backends: dict[str, Backend] = {}
         self._tail: Tail | None = None
         self.jobs: Jobs | None = None
         self._stopping = False
@@ -87,6 +86,9 @@ class Serving:
         place = next((place for place in self.world.places.values() if place.url == base), None)
         if place is not None:
             return RouterWire(self.process, place.router), None
+        box = next((box for box in self.world.servers if box.url == base), None)
+        if box is not None:
+            return RouterWire(self.process, cast("FakeRouter", box)), None
         port = base.rpartition(":")[2]
         routers = (place.router for place in self.world.places.values())
         router = next((one for one in routers if one.listens(port)), None)
@@ -176,8 +178,7 @@ class Serving:
         for place in world.places.values():
             self._backends[place.server] = self._backend(place)
             for box in place.boxes:
-                away, control = world.folder / f"{box.plan.name}.away", BoxControl(self.process, box)
-                self._backends[box.plan.name] = OnOff(box.plan.name, control, grace_ms=1000, away=away, times=TIMES)
+                self._backends[box.plan.name] = backend_of(self.process, world, box)
         marks = SimMarks.open(world.folder / "marks.jsonl")
         assert isinstance(marks, SimMarks)
         self.marks = marks
@@ -219,11 +220,11 @@ class Serving:
         await member.start()
         world.in_flight[ours] = admission.in_flight
         session = Session(self)
-        targets = {t: Target(t, world.places[s.card].url, t.partition("/")[2]) for t, s in world.spec.tenants.items()}
+        targets = _targets(world)
         context = GatewayContext(
-            names={tenant.partition("/")[2]: tenant for tenant in targets},
+            names={target.model: tenant for tenant, target in targets.items()},
             targets=targets,
-            models=tuple(ModelInfo(tenant.partition("/")[2], tenant) for tenant in targets),
+            models=tuple(ModelInfo(target.model, tenant) for tenant, target in targets.items()),
             limits=Limits(max_wait_ms=30_000, keepalive_ms=2_000, retry_ms=10_000),
             admission=admission,
             member=member,
@@ -304,6 +305,17 @@ class _Control:
         self._router.die()
         await asyncio.sleep(0.3)
         await self.ensure()
+
+
+def _targets(world: World) -> dict[str, Target]:
+    """Where calls by model name go."""
+    found: dict[str, Target] = {}
+    for tenant, spec in world.spec.tenants.items():
+        if spec.serves_models:
+            box = next((box for box in world.servers if box.plan.name == spec.server), None)
+            name, url = tenant.partition("/")[2] or tenant, world.places[spec.card].url if box is None else box.url
+            found[tenant] = Target(tenant, url, name, router=box is None, slots=box is None)
+    return found
 
 
 def _probe(world: World, place: Place) -> Meter | Declared:

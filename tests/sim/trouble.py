@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from tests.sim.box import KILLED
 from tests.sim.plan import Trouble
 from tests.sim.serve import Serving
+from tests.sim.servers import ComfyBox, OllamaBox, ServerBox
 from tests.sim.world import World
 
 VRAM_STAYS_S, RESTART_S, MOST_LATE_S = 12.0, 0.5, 2.5
@@ -46,6 +47,12 @@ class Troubles:
             "box stays": self._box_stays,
             "box grows": self._box_grows,
             "box hangs": self._box_hangs,
+            "deaf": self._deaf,
+            "torn": self._torn,
+            "mute": self._mute,
+            "vram late": self._vram_late,
+            "direct": self._direct,
+            "prompt": self._prompt,
         }
 
     async def run(self, trouble: Trouble) -> None:
@@ -210,6 +217,48 @@ class Troubles:
         lies.hangs = 1
         await asyncio.sleep(VRAM_STAYS_S)
         lies.hangs = 0
+
+    def _server(self, trouble: Trouble) -> ServerBox:
+        return next(box for box in self._world.servers if box.plan.name == trouble.where)
+
+    async def _deaf(self, trouble: Trouble) -> None:
+        """From now on its process says that it gives its VRAM back, and does not."""
+        self._server(trouble).tales.deaf = True
+        await asyncio.sleep(0)
+
+    async def _mute(self, trouble: Trouble) -> None:
+        """Once it has nothing of the card its process answers nobody."""
+        self._server(trouble).tales.mute = True
+        await asyncio.sleep(0)
+
+    async def _torn(self, trouble: Trouble) -> None:
+        tales = self._server(trouble).tales
+        tales.torn += trouble.count
+        await asyncio.sleep(VRAM_STAYS_S)
+        tales.torn = 0
+
+    async def _vram_late(self, trouble: Trouble) -> None:
+        """What it lists no more lives a little longer: less than a release waits for its end."""
+        tales = self._server(trouble).tales
+        tales.late_s = 0.5 + trouble.count
+        await asyncio.sleep(2 * VRAM_STAYS_S)
+        tales.late_s = 0.0
+
+    async def _direct(self, trouble: Trouble) -> None:
+        """Somebody calls a model past us, in the midst of things or again and again."""
+        box = self._server(trouble)
+        assert isinstance(box, OllamaBox)
+        name = box.plan.models[trouble.count % len(box.plan.models)][0]
+        for _ in range(3 if trouble.flag else 1):
+            await box.direct(name, trouble.seconds / 3)
+
+    async def _prompt(self, trouble: Trouble) -> None:
+        """Somebody has it render past us, where there is room."""
+        box = self._server(trouble)
+        assert isinstance(box, ComfyBox)
+        if box.alive and (box.holds or box.vram.used_mib + box.plan.need_mib <= box.total_mib):
+            box.begin(trouble.seconds, by="somebody else")
+        await asyncio.sleep(trouble.seconds)
 
     async def _clock(self, trouble: Trouble) -> None:
         self._world.stepped_ms += trouble.count * 1000

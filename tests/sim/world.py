@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from swapper.core.spec import CardSpec, PolicySpec, Spec, TenantSpec
 from swapper.core.types import WorkClass
@@ -19,12 +20,16 @@ from tests.sim.check import Check
 from tests.sim.jobs import Works
 from tests.sim.meter import Meter
 from tests.sim.physical import WatchedRouter, WatchedStore, WatchedVram
-from tests.sim.plan import CardPlan, Plan
+from tests.sim.plan import BoxPlan, CardPlan, Plan
 from tests.sim.process import Process
 from tests.sim.seen import Limits
+from tests.sim.servers import SERVERS, ServerBox
 from tests.support.fake_child import Pace
 from tests.support.fake_session import FakeSession
 from tests.support.fake_slots import FakeModel
+
+if TYPE_CHECKING:
+    from tests.sim.others import Session as OtherSession
 
 EPOCH_MS = 1_790_000_000_000
 GRACE_MS, DRAIN_MS, VACATE_MS, IDLE_MS = 4_000, 4_000, 3_000, 2_000
@@ -80,6 +85,8 @@ class World:
         """The gateway id on record in each state folder."""
         self.sessions: dict[str, FakeSession] = {}
         """What the backends of each process talk to."""
+        self.talks: dict[str, OtherSession] = {}
+        """The same, of those of other kinds."""
         self.quiet_from = 0.0
         """When the last thing went wrong, or the last lease ended."""
 
@@ -114,10 +121,24 @@ class World:
             say=self.say,
             in_flight=self.calls_in_flight,
         )
-        boxes = tuple(Box(box, card.name, vram, self.say, card.total_mib) for box in card.boxes)
+        boxes = tuple(self._box(box, card, vram) for box in card.boxes)
         prompts = {box.name: Prompts() for box in card.boxes if box.by_lease}
         url = f"http://127.0.0.1:{5001 + int(number)}"
         return Place(card, f"r{number}", url, router, vram, slot_dir, Meter(card, vram), boxes, prompts)
+
+    def _box(self, plan: BoxPlan, card: CardPlan, vram: WatchedVram) -> Box:
+        where = (plan, card.name, vram, self.say, card.total_mib)
+        if plan.kind not in SERVERS:
+            return Box(*where)
+        server = SERVERS[plan.kind](*where)
+        server.unloading = lambda unload: self.check.unloading(card.name, unload)
+        server.in_flight, server.stuck = self.calls_in_flight, self.check.stuck
+        return server
+
+    @property
+    def servers(self) -> tuple[ServerBox, ...]:
+        """The boxes with a server in them."""
+        return tuple(b for place in self.places.values() for b in place.boxes if isinstance(b, ServerBox))
 
     @property
     def now(self) -> float:
@@ -162,13 +183,21 @@ class World:
 
     def tenant(self, model: str) -> str:
         """The tenant id of a model."""
-        return next(t for t in self.spec.tenants if t.endswith(f"/{model}"))
+        return next(t for t in self.spec.tenants if t == model or t.endswith(f"/{model}"))
 
 
 def limits_of(plan: Plan) -> Limits:
     """What is promised of durations; of max_hold and drains only where each step of the clock is seen by somebody."""
     seen = all(trouble.what not in ("death", "down") for trouble in plan.troubles)
     return Limits(GRACE_MS, DRAIN_MS if seen else 0, holds=seen)
+
+
+def _served(card: CardPlan) -> Iterator[tuple[str, TenantSpec]]:
+    """Of servers of other kinds that are called by model name."""
+    for box in card.boxes:
+        whole = {box.name: box.need_mib} if box.kind == "vllm" else {}
+        for name, need in (whole | {f"{box.name}/{model}": mib for model, mib in box.models}).items():
+            yield name, TenantSpec(name, box.name, card.name, AGENTS_HOST, need, kind=box.kind, save=False)
 
 
 def spec_of(plan: Plan) -> Spec:
@@ -192,7 +221,8 @@ def spec_of(plan: Plan) -> Spec:
                 save_required=model.required,
                 every_ms=card.every_ms,
             )
-        for box in card.boxes:
+        tenants |= dict(_served(card))
+        for box in (one for one in card.boxes if one.kind not in ("vllm", "ollama")):
             tenants[box.name] = TenantSpec(
                 box.name,
                 box.name,

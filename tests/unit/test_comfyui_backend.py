@@ -149,14 +149,31 @@ async def test_of_an_attached_one_it_is_said_that_somebody_else_must_restart_it(
         await backend.close()
 
 
-async def test_where_nobody_sees_the_vram_the_free_is_believed_once_it_is_idle(comfy: ComfyProcess, ours: Ours) -> None:
-    backend = ours.backend(seen=False)
+async def test_where_nobody_sees_the_vram_the_free_is_believed_once_it_is_idle(
+    comfy: ComfyProcess, tmp_path: Path
+) -> None:
+    comfy.start()
+    backend = attached(comfy, tmp_path, seen=False)
     try:
         await backend.load(ME)
         await run_one(comfy)
         comfy.tell(keeps_mib=9_000)
         assert await backend.release(ME, limit_ms=5_000) is None
         assert await state(backend) is TenantState.UNLOADED, "else it would be sent away again and again"
+    finally:
+        await backend.close()
+
+
+async def test_where_nobody_sees_the_vram_one_of_ours_that_says_it_keeps_it_is_restarted(
+    comfy: ComfyProcess, ours: Ours
+) -> None:
+    backend = ours.backend(seen=False)
+    try:
+        await backend.load(ME)
+        await run_one(comfy)
+        comfy.tell(keeps_mib=9_000)
+        assert await backend.release(ME, limit_ms=5_000) == "comfyui kept 8700 MiB of VRAM after /free: restarted"
+        assert await state(backend) in (TenantState.LOADING, TenantState.UNLOADED)
     finally:
         await backend.close()
 

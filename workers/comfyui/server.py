@@ -1,8 +1,9 @@
 """Backend of a ComfyUI: on the card from its load until it has freed what it loaded, idle or at work.
 
 Invariant: a release is over when the VRAM is seen to be free, and only where nobody can see that, when ComfyUI was
-idle and asked to free it: its answer to /free says nothing. What keeps its VRAM all the same is restarted by its
-control, and so is what was to become idle and answered nobody to the end of that time. Nothing else ends a prompt.
+idle and asked to free it: its answer to /free says nothing. What keeps its VRAM all the same, where nobody can see that
+by its own word, is restarted by its control, and so is what was to become idle and answered nobody to the end of that
+time. Nothing else ends a prompt.
 """
 
 from __future__ import annotations
@@ -306,6 +307,8 @@ class ComfyUI(Talkless):
         except BackendGone:
             return await self._tried(self._forget())
         kept = await self._settled()
+        if kept is None and self._ours:  # nobody sees it: what it says against itself is no lie
+            kept = await self._says()
         note = None if kept is None or kept <= self._limits.idle_mib else await self._restarted(kept)
         self._seen = await self._control.look()
         untold = await self._tried(self._note(self._seen.run, loaded=False))
@@ -327,6 +330,11 @@ class ComfyUI(Talkless):
         with suppress(TimeoutError, BackendError):  # it says more than it should, or nothing: the card's proof decides
             async with asyncio.timeout(self._limits.trust_s):
                 await self._until(self._says_little)
+        return None
+
+    async def _says(self) -> int | None:
+        with suppress(BackendError):
+            return await self._http.torch_mib()
         return None
 
     async def _says_little(self) -> bool:
