@@ -95,7 +95,7 @@ class Keeping:
     `strategies` are those that suit the model, the best first; none: they cannot be kept. `fingerprint` stands for
     model, build and preset: what was seen to fail counts for that one only. `demoted`: strategy -> what was seen.
     `proved`: those that a conversation came back warm by; `doubts`: strategy -> how many were read anew, of one not
-    proved. `costs`: None until enough was measured.
+    proved. `costs`: None until enough was measured. `n_slots`: as its last load said, 0 not known.
     """
 
     strategies: tuple[str, ...] = (Strategy.SLOTS,)
@@ -104,6 +104,7 @@ class Keeping:
     proved: tuple[str, ...] = ()
     doubts: Mapping[str, int] = field(default_factory=dict[str, int])
     costs: Costs | None = None
+    n_slots: int = 0
 
     @property
     def strategy(self) -> Strategy:

@@ -45,6 +45,8 @@ def learn(draft: Draft, tenant: str, data: Mapping[str, object]) -> None:
     now = Keeping(strategies, fingerprint)
     if before is not None and before.fingerprint == fingerprint:
         now = replace(before, strategies=strategies)
+    if n_slots := _int(data, "n_slots"):
+        now = replace(now, n_slots=n_slots)
     if isinstance(costs := data.get("costs"), Mapping):
         now = replace(now, costs=Costs(**cast("Mapping[str, float]", costs)))
     if now != before:

@@ -34,6 +34,10 @@ COLD_BEFORE = "it was restored in a way that was seen to fail for this model, an
 """What is lost by this was lost before: nothing that is unloaded now could be more than that."""
 NO_LOSS = frozenset({COLD_BEFORE, TOO_SHORT})
 """Where conversations are required, these hold nothing up."""
+_MORE_THAN_SLOTS = (
+    "this model's can only be read again from their text, each into a slot, and there are {many} for {slots}: raise "
+    "parallel, or write snapshots: {{required: false}}"
+)
 _NOBODYS = "nobody knows whose conversation this is, and this model's can only be read again from their text"
 
 
@@ -51,13 +55,28 @@ def plan_saves(draft: Draft, tenant: str, slots: Slots) -> tuple[Conversation, .
             cold = (_cold(c, why, Strategy.OFF) for c in (*known, *unread))
             return (*cold, *_nobodys(tenant, unnamed, why, Strategy.OFF))
         case Strategy.REPLAY:
-            return (*map(_as_text, (*known, *unread)), *_nobodys(tenant, unnamed, _NOBODYS, Strategy.REPLAY))
+            texts = _readable(draft, tenant, [_as_text(c) for c in (*known, *unread)])
+            return (*texts, *_nobodys(tenant, unnamed, _NOBODYS, Strategy.REPLAY))
         case _:
             texts = _better_read(draft, tenant, known)
             named = {slot: c for slot, c in found.items() if c not in texts}
             left = [use for use in slots if use["slot"] in named or use["slot"] not in found]
             others = [c for c in known if c not in found.values() and c not in texts]
             return (*_saved(draft, tenant, left, named, others), *map(_as_text, (*texts, *unread)))
+
+
+def _readable(draft: Draft, tenant: str, texts: Sequence[Conversation]) -> Sequence[Conversation]:
+    """Where conversations are required, more texts than slots are not kept: the rest would have to be read when asked.
+
+    What is too short to come back counts for nothing. Of a model whose number of slots is not known all are kept.
+    """
+    configured, n_slots = draft.spec.tenants.get(tenant), of(draft.card, tenant).n_slots
+    worth = [c for c in texts if c.saved and not 0 < c.tokens < WORTH_TOKENS]
+    if configured is None or not configured.save_required or not 0 < n_slots < len(worth):
+        return texts
+    why = _MORE_THAN_SLOTS.format(many=len(worth), slots=n_slots)
+    left = sorted(worth, key=lambda c: -c.used_ms)[n_slots:]
+    return [_cold(replace(c, saved=False), why, Strategy.REPLAY) if c in left else c for c in texts]
 
 
 def _better_read(draft: Draft, tenant: str, known: Sequence[Conversation]) -> Sequence[Conversation]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from swapper.core import reuse
 from swapper.core.conversations import ProofResult
 from swapper.core.types import LeaseState, Report
 from tests.support.play import MED, Play, spec, tenant
-from tests.unit.keeping_play import A, B, C, back, leaving, lines, nothing, offered, proof, save_all, talk
+from tests.unit.keeping_play import A, B, C, back, leave, leaving, lines, nothing, offered, proof, save_all, talk
 
 
 def test_a_model_that_cannot_be_restored_keeps_the_text_alone_and_its_gateway_replays_it() -> None:
@@ -130,3 +132,21 @@ def test_however_often_one_comes_and_goes_it_has_one_line_of_its_swap() -> None:
         (swap,) = commit.swaps
     assert [(c.head, c.snapshot) for c in swap.conversations if c.head != B] == [(links[-1], "med.11.d.kv")]
     assert len(swap.conversations) == 2
+
+
+@pytest.mark.parametrize(("required", "slots", "goes"), [(True, 1, False), (True, 2, True), (False, 1, True)])
+def test_where_they_are_required_no_more_conversations_than_slots_are_left_to_be_read_again(
+    required: bool, slots: int, goes: bool
+) -> None:
+    play = leaving([talk(A, 900, 2)], [], ["replay"], save_required=required)
+    back(play, nothing, n_slots=slots, strategies=["replay"], fingerprint="f1").run()
+    play.enqueue("b")
+    play.decide()
+    leave(play, [talk(A, 900, 2), talk(B, 800, 1), talk(C, 14, 3)], [], ["replay"])
+    assert (play.swap.back, lines(play)[B].saved) == (not goes, goes)
+    assert lines(play)[A].saved
+    if not goes:
+        assert lines(play)[B].reason == (
+            "this model's can only be read again from their text, each into a slot, and there are 2 for 1: raise "
+            "parallel, or write snapshots: {required: false}; nothing was unloaded, it is where it was"
+        )
