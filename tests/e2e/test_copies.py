@@ -58,3 +58,15 @@ def test_what_stays_on_disk_over_more_swaps_is_not_taken_by_the_budget(serve: Ca
     for nth, talk in enumerate(talks):
         again = server.chat("lfm", *talk, handed_on(said(answers[nth])), "and at last?")
         assert cache_n(again) > 1000, (nth, server.log_path.read_text()[-3000:])
+
+
+def test_where_conversations_are_required_more_texts_than_slots_hold_the_card(serve: Callable[..., Server]) -> None:
+    server = serve("gemma", snapshots="{required: true}")
+    for seed in range(2):
+        server.chat("gemma", text(seed))
+    handover(server)
+    server.until(lambda _: all_are(results(server), "restored", True, 2))
+    server.chat("gemma", text(2))
+    lease = server.lease("job", wait=60)
+    assert lease["state"] == "failed"
+    assert "there are 3 for 2: raise parallel" in str(lease["reason"])
