@@ -50,6 +50,13 @@ class Meter:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._of_cards()
+        self._of_calls()
+        self._once = _Once()
+        self.counting = asyncio.Event()
+        """Set once what happens counts."""
+
+    def _of_cards(self) -> None:
         self._swaps = Counter("swapper_swaps", "Swaps that ended.", ["card", "outcome"], registry=self.registry)
         self._steps = Histogram(
             "swapper_swap_seconds",
@@ -72,6 +79,8 @@ class Meter:
             buckets=_WAITS_S,
             registry=self.registry,
         )
+
+    def _of_calls(self) -> None:
         self._requests = Counter(
             "swapper_requests",
             "Model calls that were answered, by HTTP status; 499: the client left before.",
@@ -92,9 +101,6 @@ class Meter:
             buckets=_STORE_S,
             registry=self.registry,
         )
-        self._once = _Once()
-        self.counting = asyncio.Event()
-        """Set once what happens counts."""
 
     def answered(self, tenant: str, code: int, waited_ms: int) -> None:
         """A model call is over, for this process's gateway."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
 from swapper.core.conversations import Conversation, Keeping
-from swapper.core.types import FINAL, Card, Lease, LeaseState, StepRecord, Swap
+from swapper.core.types import FINAL, Card, Hold, Lease, LeaseState, StepRecord, Swap
 from swapper.snapshots.index import Index
 from swapper.snapshots.shelf import Judged
 
@@ -232,17 +232,7 @@ def card_json(
         "residents": list(card.residents),
         "return_to": None if card.return_to is None else list(card.return_to),
         "lease": None if card.whole is None else card.whole.lease,
-        "holds": [
-            {
-                "lease": hold.lease,
-                "label": hold.label,
-                "vram_mib": hold.vram_mib,
-                "granted": hold.granted,
-                "tenant": hold.tenant,
-                "pid": hold.pid,
-            }
-            for hold in card.holds
-        ],
+        "holds": [_hold_json(hold) for hold in card.holds],
         "swap": None if card.swap is None else swap_json(card.swap),
         **_troubles_json(card),
         "departed": [
@@ -258,6 +248,17 @@ def card_json(
         "holders": list(holders),
         "foreign": list(foreign),
         "probe": {"pool": reading.get("pool"), "note": reading.get("note"), "unread": reading.get("unread")},
+    }
+
+
+def _hold_json(hold: Hold) -> Json:
+    return {
+        "lease": hold.lease,
+        "label": hold.label,
+        "vram_mib": hold.vram_mib,
+        "granted": hold.granted,
+        "tenant": hold.tenant,
+        "pid": hold.pid,
     }
 
 

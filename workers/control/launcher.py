@@ -160,16 +160,8 @@ def _start(folder: Path, argv: list[str], *, asks: bool) -> dict[str, object] | 
     for fd in (gate, told, log):
         os.close(fd)
     try:
-        stat = stat_of(pid)
-        assert stat is not None, "a child is there until it was waited for"
-        record: dict[str, object] = {
-            "pid": pid,
-            "started": stat[3],
-            "boot": boot_id(),
-            "session": os.getsid(0),
-            "argv": argv,
-        }
-        if asks and not _is_to_begin(pid, stat[3]):
+        record, started = _record_of(pid, argv)
+        if asks and not _is_to_begin(pid, started):
             os.close(opener)
             os.waitpid(pid, 0)
             return None
@@ -186,6 +178,13 @@ def _start(folder: Path, argv: list[str], *, asks: bool) -> dict[str, object] | 
         _record_exit(folder, record, os.waitpid(pid, 0)[1])
         raise OSError(int(reason), os.strerror(int(reason)), argv[0])
     return record
+
+
+def _record_of(pid: int, argv: list[str]) -> tuple[dict[str, object], int]:
+    """What is written down of a child, and when it began, in ticks of the kernel's clock."""
+    stat = stat_of(pid)
+    assert stat is not None, "a child is there until it was waited for"
+    return {"pid": pid, "started": stat[3], "boot": boot_id(), "session": os.getsid(0), "argv": argv}, stat[3]
 
 
 def _is_to_begin(pid: int, started: int) -> bool:
