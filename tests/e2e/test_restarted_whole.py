@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from datetime import datetime
+from typing import cast
 
 import pytest
 
@@ -41,6 +44,22 @@ class Talks:
         return found
 
 
+def where(server: Server) -> dict[str, int]:
+    """How many conversations the status says are in the server and on disk."""
+    (tenant,) = cast("list[Json]", server.get("/api/status")["tenants"])
+    places = cast("dict[str, int]", tenant["places"])
+    return {place: places[place] for place in ("server", "disk")}
+
+
+def started(swap: Json) -> float:
+    """In seconds since the epoch."""
+    return datetime.fromisoformat(str(swap["started_at"])).timestamp()
+
+
+def serves(status: Json) -> bool:
+    return [card["phase"] for card in cast("list[Json]", status["cards"])] == ["steady"]
+
+
 def restart(server: Server, how: str) -> None:
     getattr(server, how)()
     server.start()
@@ -64,5 +83,30 @@ def test_what_lies_in_the_slots_and_what_is_on_disk_all_goes_on_after_two_restar
     talks.go_on("CD")
     restart(server, how)
     assert talks.cold("CD") == [], talks.told
+    places = where(server)
     restart(server, how)
+    assert where(server) == places
     assert talks.cold("ABCD") == [], talks.told
+
+
+@pytest.mark.parametrize("model", ["alpha", "lfm"])
+def test_what_came_back_as_it_was_before_its_last_turns_and_made_room_unused_comes_back_once_more(
+    serve: Callable[..., Server], model: str
+) -> None:
+    """The router is killed, so that what was said since the handover is lost; what was saved there is not."""
+    server = serve(model, snapshots="{bodies: disk}")
+    talks = Talks(server, model)
+    talks.go_on("ABCD")
+    handover(server)
+    saved = {name: prompt_n(talks.last[name]) for name in "ABCD"}
+    talks.go_on("CDCD")
+    killed = time.time()
+    server.router.kill()
+    server.router.start()
+    server.until(
+        lambda status: [one for one in server.swaps() if one["to"] and started(one) > killed and serves(status)]
+    )
+    talks.go_on("ABCD")
+    assert {name: cache_n(talks.last[name]) >= saved[name] - 20 for name in "ABCD"} == dict.fromkeys("ABCD", True), {
+        name: (cache_n(talks.last[name]), saved[name]) for name in "ABCD"
+    }
