@@ -204,7 +204,11 @@ class Check:
             self._fault(card.name, fault, was)
 
     def _fault(self, card: str, fault: Fault | None, was: Fault | None) -> None:
-        """It begins and names who holds the VRAM; it ends once that one is gone, and not before."""
+        """It begins and names who holds the VRAM; it ends once that one is gone, and not before.
+
+        A resident that it does not name came after that.
+        """
+        residents = self.fold.cards[card].residents
         for name, mib in self._held[card].items():
             there_ms = self._steady_ms() - self.seen.came.get((card, name), self._steady_ms())
             told = fault is None or name in fault.reason or "cannot be read" in fault.reason
@@ -212,7 +216,8 @@ class Check:
                 self.fail(f"the fault of {card} does not name {name}: {fault and fault.reason}")
             plan = self._plans[card]
             needed = 0 if was is None else min(was.need_mib, plan.capacity)
-            if was is not None and there_ms > HEARD_MS and mib + needed > plan.capacity:
+            blamed = was is not None and (name in was.reason or name.partition(" ")[0] not in residents)
+            if blamed and there_ms > HEARD_MS and mib + needed > plan.capacity:
                 self.fail(f"the fault of {card} is over though {name} holds {mib} MiB of it still")
 
     def _swap(self, swap: Swap) -> None:
