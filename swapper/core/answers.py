@@ -106,7 +106,7 @@ def _drained(draft: Draft, command: Command, report: Report) -> None:
     configured = draft.spec.tenants.get(command.tenant)
     if report.outcome != "ok":
         draft.finish(Step.DRAIN, command.tenant, StepOutcome.FAILED, report.detail)
-        if configured is not None and configured.save_required:
+        if (configured is not None and configured.save_required) or draft.spec.policy.on_drain_limit == "reopen":
             compensate(draft, f"{command.tenant} could not be drained: {report.detail}")
         elif configured is not None and configured.save:
             _lost(draft, command.tenant, f"what its slots held is not known: {report.detail}")

@@ -216,9 +216,12 @@ def _drain_limit(world: World, spec: Spec, card: Card, silent: Collection[str]) 
         return None
     draft = Draft(world, spec, card)
     if swap.forced_ms is None:
-        if world.now_ms - swap.started_ms < steps.drain_limit(world, spec, swap):
+        over_ms = world.now_ms - swap.started_ms - steps.drain_limit(world, spec, swap)
+        if over_ms < 0:
             return None
         if spec.policy.on_drain_limit == "reopen":
+            if _only_servers(swap) and over_ms < steps.CUT_LIMIT_MS:
+                return None  # no call of ours is left: a server that was asked says itself whether it is idle
             compensate(draft, "calls were still running at the drain limit (policy.on_drain_limit: reopen)")
             return draft.commit()
         draft.update(forced_ms=world.now_ms)
@@ -229,6 +232,11 @@ def _drain_limit(world: World, spec: Spec, card: Card, silent: Collection[str]) 
         return None
     compensate(draft, _why_not_drained(swap, silent))
     return draft.commit()
+
+
+def _only_servers(swap: Swap) -> bool:
+    """Whether every gateway has said that its calls have ended."""
+    return swap.asked and not any(c.executor.startswith("gateway:") for c in swap.pending)
 
 
 def _why_not_drained(swap: Swap, silent: Collection[str]) -> str:

@@ -69,7 +69,9 @@ def _ask_servers(draft: Draft) -> bool:
     if draft.swap.stage is not Step.DRAIN or draft.swap.asked:
         return False
     draft.update(asked=True)
-    limit = drain_limit(draft.world, draft.spec, draft.swap) + CUT_LIMIT_MS
+    limit = drain_limit(draft.world, draft.spec, draft.swap)
+    if draft.spec.policy.on_drain_limit == "end":
+        limit += CUT_LIMIT_MS
     for tenant in draft.swap.from_:
         draft.record(Step.DRAIN, tenant)
         draft.command(draft.agent_of(tenant), Step.DRAIN, tenant, {"limit_ms": limit})

@@ -129,6 +129,36 @@ def test_with_reopen_the_drain_limit_turns_the_swap_back() -> None:
     assert play.card.residents == (MED,)
 
 
+def test_with_reopen_a_server_whose_gateways_are_idle_says_itself_whether_it_is() -> None:
+    """One that hangs is started anew at its limit, and has left then: to turn back before that would go on for ever."""
+    play = Play(spec(tenant("med"), on_drain_limit="reopen"), MED)
+    play.enqueue("a")
+    play.decide()
+    play.run(until="drain")
+    play.answer(play.pending("drain", "gateway:"))
+    asked = play.pending("drain", "agent:")
+    play.pass_time(600_000 + 1)
+    play.decide()
+    assert play.card.phase == "drain"
+    assert asked.args["limit_ms"] == 600_000
+    play.answer(asked, gone=True)
+    play.run()
+    assert play.lease("a").state is LeaseState.GRANTED
+
+
+def test_with_reopen_a_server_that_is_not_idle_at_its_limit_stays() -> None:
+    play = Play(spec(tenant("med"), on_drain_limit="reopen"), MED)
+    play.enqueue("a")
+    play.decide()
+    play.run(until="drain")
+    play.answer(play.pending("drain", "gateway:"))
+    for _ in range(2):  # it is asked once more
+        play.answer(play.pending("drain", "agent:"), ok=False, detail="3 prompts are in its queue")
+    play.run()
+    assert play.lease("a").state is LeaseState.FAILED
+    assert play.card.residents == (MED,)
+
+
 def test_a_gateway_with_calls_in_flight_is_waited_for_and_an_idle_one_is_not_asked_twice() -> None:
     play = Play(spec(tenant("med")), MED, gateways=("busy", "idle"))
     play.enqueue("a")
