@@ -18,10 +18,11 @@ import structlog
 from swapper.core import clock, machine, reuse, rollback, tend, turn, unused, watchdog
 from swapper.core.apply import apply
 from swapper.core.commit import Alert, AlertKind, Commit, Committed
+from swapper.core.orders import Command, Report
 from swapper.core.spec import Spec
 from swapper.core.troubles import not_started
 from swapper.core.turn import Seen, busy, card_of
-from swapper.core.types import Card, Command, Report, Swap, World
+from swapper.core.types import Card, Swap, World
 from swapper.core.watchdog import Watch
 from swapper.errors import StoreDown
 from swapper.store.protocol import Inputs, Store

@@ -16,7 +16,8 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from swapper.core.types import Command, Report, Step, answer_to
+from swapper.core.orders import Command, Report, answer_to
+from swapper.core.types import Step
 from swapper.errors import StoreDown
 from workers.backend import Backend, Probe
 from workers.claim import OBEYED, Claim, ClaimLost

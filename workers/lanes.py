@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from swapper.core.types import Command, Report, Step
+from swapper.core.orders import Command, Report
+from swapper.core.types import Step
 from workers.marks import Lane as LaneKey
 from workers.marks import Pair
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from swapper.core.types import Command, Report
+from swapper.core.orders import Command, Report
 from swapper.errors import ConfigError
 from workers.owner import owner_of
 

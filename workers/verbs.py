@@ -21,7 +21,8 @@ from typing import TypeVar
 
 import msgspec
 
-from swapper.core.types import Command, Report, Step
+from swapper.core.orders import Command, Report
+from swapper.core.types import Step
 from swapper.errors import BackendBusy, BackendError, BackendRefused
 from workers.backend import (
     Backend,

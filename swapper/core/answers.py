@@ -14,8 +14,9 @@ from swapper.core import comeback, keeping, periodic, plan, policy, saving, tend
 from swapper.core.commit import AlertKind, LeaseChange
 from swapper.core.conversations import Conversation, ProofResult, Strategy
 from swapper.core.draft import Draft
+from swapper.core.orders import Command, Report
 from swapper.core.steps import advance, enter, prove_free
-from swapper.core.types import Command, Failure, Fault, LeaseState, Report, Step, StepOutcome
+from swapper.core.types import Failure, Fault, LeaseState, Step, StepOutcome
 
 FIRST_REST_MS = 30_000
 SHORT_REST_MS = 5_000

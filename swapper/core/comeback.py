@@ -12,8 +12,9 @@ from typing import cast
 from swapper.core import keeping, plan
 from swapper.core.conversations import Conversation, ProofResult, Strategy
 from swapper.core.draft import Draft
+from swapper.core.orders import Command, Report
 from swapper.core.plan import Candidate
-from swapper.core.types import Command, Report, Step, StepOutcome
+from swapper.core.types import Step, StepOutcome
 
 MOST = 100
 """So many that had to make room are remembered of a card, the last ones."""

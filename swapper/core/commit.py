@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from swapper.core.conversations import Conversation
-from swapper.core.types import Card, Command, Gate, LeaseState, Swap
+from swapper.core.orders import Command
+from swapper.core.types import Card, Gate, LeaseState, Swap
 
 _GIVEN_UP = frozenset({LeaseState.CANCELLED, LeaseState.EXPIRED, LeaseState.FAILED})
 LIFE: Mapping[LeaseState, frozenset[LeaseState]] = {

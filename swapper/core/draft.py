@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from swapper.core.commit import Alert, AlertKind, Commit, LeaseChange
 from swapper.core.conversations import Conversation, ProofResult
+from swapper.core.orders import Command
 from swapper.core.spec import Spec
-from swapper.core.types import Card, Command, Gate, Step, StepOutcome, StepRecord, Swap, World
+from swapper.core.types import Card, Gate, Step, StepOutcome, StepRecord, Swap, World
 
 _SEEN = frozenset({str(Step.RELEASE), str(Step.VACATE), str(Step.LOAD)})
 """Orders that change what an agent sees, or what its readings count."""

@@ -17,7 +17,8 @@ from typing import cast
 from swapper.core.commit import AlertKind
 from swapper.core.conversations import Conversation, Costs, Keeping, ProofResult, Strategy
 from swapper.core.draft import Draft
-from swapper.core.types import Card, Command, Report, Step, WorkClass
+from swapper.core.orders import Command, Report
+from swapper.core.types import Card, Step, WorkClass
 
 RECALL = "recall"
 """The verb of a gateway. Arguments `conversation` (its id) and `limit_ms`, `beside` where its gate is open, `for` where

@@ -15,10 +15,11 @@ from swapper.core import intruder, periodic, plan, policy, steps, unused, watchd
 from swapper.core.answers import compensate, settle, take
 from swapper.core.commit import Alert, AlertKind, Commit, LeaseChange
 from swapper.core.draft import Draft
+from swapper.core.orders import Report
 from swapper.core.policy import Choice
 from swapper.core.spec import Spec
 from swapper.core.steps import enter
-from swapper.core.types import ACTIVE, Card, Departed, Hold, Lease, LeaseState, Report, Step, Swap, World
+from swapper.core.types import ACTIVE, Card, Departed, Hold, Lease, LeaseState, Step, Swap, World
 
 BEFORE_RELEASE = frozenset({Step.CLOSE, Step.DRAIN, Step.SAVE})
 

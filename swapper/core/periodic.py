@@ -19,8 +19,9 @@ from swapper.core import keeping, plan, policy, saving
 from swapper.core.commit import AlertKind, Commit
 from swapper.core.conversations import Conversation, Strategy
 from swapper.core.draft import Draft
+from swapper.core.orders import Command, Report
 from swapper.core.spec import Spec, TenantSpec
-from swapper.core.types import Card, Command, Report, Step, Swap, World
+from swapper.core.types import Card, Step, Swap, World
 
 TALKS = "talks"
 """The verb of a gateway that asks which conversations it knows in the server: data `talks`. Its gate stays as it is."""

@@ -12,7 +12,8 @@ from typing import cast
 from swapper.core import keeping
 from swapper.core.commit import Alert, AlertKind, Commit
 from swapper.core.conversations import Conversation, ProofResult
-from swapper.core.types import Card, Report, Swap
+from swapper.core.orders import Report
+from swapper.core.types import Card, Swap
 
 _LINKS = 8
 """So many of its last ones a line keeps, as everywhere."""

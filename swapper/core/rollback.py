@@ -12,9 +12,10 @@ from dataclasses import replace
 from swapper.core.commit import Alert, AlertKind, Commit
 from swapper.core.draft import Draft
 from swapper.core.machine import BEFORE_RELEASE
+from swapper.core.orders import Report
 from swapper.core.spec import Spec
 from swapper.core.steps import enter
-from swapper.core.types import Card, Gate, Report, Step, StepOutcome, Swap, World
+from swapper.core.types import Card, Gate, Step, StepOutcome, Swap, World
 
 
 def on_mark(world: World, spec: Spec, mark: int) -> Commit | None:

@@ -17,9 +17,10 @@ from swapper.core import comeback, keeping, plan, saving
 from swapper.core.commit import Commit
 from swapper.core.conversations import Conversation, Strategy
 from swapper.core.draft import Draft
+from swapper.core.orders import Command, Report
 from swapper.core.spec import Spec
 from swapper.core.steps import PLACED
-from swapper.core.types import Card, Command, Report, Step, Swap, World
+from swapper.core.types import Card, Step, Swap, World
 
 ANY_SLOT = -1
 """The agent chooses: an empty slot, or the one that was used least recently, which is saved first."""

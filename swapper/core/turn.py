@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from swapper.core import intruder, machine, periodic, policy, unused, watchdog
 from swapper.core.apply import apply
 from swapper.core.commit import Commit
+from swapper.core.orders import Report
 from swapper.core.spec import Spec
-from swapper.core.types import Card, Report, World
+from swapper.core.types import Card, World
 from swapper.core.watchdog import Watch
 
 AT_ONCE = 100

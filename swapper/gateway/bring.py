@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from swapper.core.types import Report
+from swapper.core.orders import Report
 
 BRING_S = 10.0
 """A call waits so long for its conversation to come back from disk; then the server reads the prompt."""

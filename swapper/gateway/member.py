@@ -14,9 +14,10 @@ import msgspec
 import structlog
 
 from swapper.core.keeping import RECALL
+from swapper.core.orders import Command, Report, answer_to
 from swapper.core.periodic import PASSED, SAVED, TALKS
 from swapper.core.steps import PLACED
-from swapper.core.types import Card, Command, Demand, Failure, Report, Step, WorkClass, World, answer_to
+from swapper.core.types import Card, Demand, Failure, Step, WorkClass, World
 from swapper.errors import StoreDown
 from swapper.gateway.admission import Admission
 from swapper.gateway.talks import Talks

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from swapper.core.conversations import WORTH_TOKENS, ProofResult, Strategy
-from swapper.core.types import Command, Report
+from swapper.core.orders import Command, Report
 from swapper.gateway.bring import Bringing
 from swapper.gateway.known import Known
 from swapper.gateway.proof import Ledger, Reuse, Tail, Unproved, finding, pick_slot, read_slots, read_unproved

@@ -17,7 +17,8 @@ import msgspec
 from swapper.core.commit import Alert, Commit, LeaseChange
 from swapper.core.conversations import Conversation
 from swapper.core.jobs import Job
-from swapper.core.types import Card, Command, Demand, Gate, Lease, LeaseRequest, LeaseState, Report, Swap
+from swapper.core.orders import Command, Report
+from swapper.core.types import Card, Demand, Gate, Lease, LeaseRequest, LeaseState, Swap
 from swapper.store.protocol import StoredEvent
 
 _ENCODER = msgspec.json.Encoder()

@@ -16,7 +16,8 @@ from typing import TypeVar
 
 from swapper.core.commit import Commit, Committed, Conflict
 from swapper.core.jobs import Job
-from swapper.core.types import Demand, Lease, LeaseRequest, Report, Swap, World
+from swapper.core.orders import Report
+from swapper.core.types import Demand, Lease, LeaseRequest, Swap, World
 from swapper.errors import StoreDown
 from swapper.store import codec
 from swapper.store.memory_library import Library, outbox

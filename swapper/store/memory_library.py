@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from swapper.core.apply import changed
 from swapper.core.commit import Commit, Committed, Conflict
 from swapper.core.jobs import Job
-from swapper.core.types import ACTIVE, Card, Command, Demand, Gate, Lease, LeaseRequest, LeaseState, Swap, World
+from swapper.core.orders import Command
+from swapper.core.types import ACTIVE, Card, Demand, Gate, Lease, LeaseRequest, LeaseState, Swap, World
 from swapper.store import codec
 from swapper.store.memory_leases import Leases, image, refused
 from swapper.store.memory_streams import Streams

@@ -13,7 +13,8 @@ from typing import Protocol
 
 from swapper.core.commit import Commit, Committed, Conflict
 from swapper.core.jobs import Job
-from swapper.core.types import Command, Demand, Lease, LeaseRequest, LeaseState, Report, Swap, World
+from swapper.core.orders import Command, Report
+from swapper.core.types import Demand, Lease, LeaseRequest, LeaseState, Swap, World
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from redis import exceptions as rex
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from swapper.core.types import Lease, Report, Swap
+from swapper.core.orders import Report
+from swapper.core.types import Lease, Swap
 from swapper.errors import ConfigError, StoreDown
 from swapper.store import codec
 from swapper.store.functions import LIBRARY, Functions, Reply, library_source

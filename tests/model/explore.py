@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 from swapper.core import machine, plan, tend, turn
 from swapper.core.commit import Commit
 from swapper.core.keeping import RECALL
+from swapper.core.orders import Report
 from swapper.core.spec import Spec
 from swapper.core.steps import PLACED
-from swapper.core.types import Card, LeaseState, Report, Step, World
+from swapper.core.types import Card, LeaseState, Step, World
 from swapper.store import codec
 from tests.model.parts import (
     CARD,

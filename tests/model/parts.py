@@ -14,8 +14,9 @@ from typing import cast
 from swapper.core.apply import apply, changed
 from swapper.core.commit import Commit
 from swapper.core.keeping import RECALL
+from swapper.core.orders import Command, Report, answer_to
 from swapper.core.steps import PLACED
-from swapper.core.types import FINAL, Command, Lease, LeaseState, Report, Step, World, answer_to
+from swapper.core.types import FINAL, Lease, LeaseState, Step, World
 from tests.model.promises import Broken
 
 CARD, GATEWAY = "gpu0", "gateway:g1"

@@ -13,8 +13,9 @@ from typing import cast
 from swapper.core.commit import Commit
 from swapper.core.conversations import Conversation, ProofResult, Strategy
 from swapper.core.keeping import RECALL
+from swapper.core.orders import Report
 from swapper.core.spec import Spec
-from swapper.core.types import Card, Report, Step, StepOutcome, Swap, World
+from swapper.core.types import Card, Step, StepOutcome, Swap, World
 
 
 class Broken(AssertionError):

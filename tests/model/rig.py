@@ -14,20 +14,9 @@ from itertools import pairwise
 from swapper.core import machine, plan, rollback, turn
 from swapper.core.apply import apply
 from swapper.core.commit import Commit, Committed
+from swapper.core.orders import Command, Report
 from swapper.core.spec import Spec
-from swapper.core.types import (
-    ACTIVE,
-    FINAL,
-    Card,
-    Command,
-    Lease,
-    LeaseRequest,
-    LeaseState,
-    Report,
-    Step,
-    Swap,
-    World,
-)
+from swapper.core.types import ACTIVE, FINAL, Card, Lease, LeaseRequest, LeaseState, Step, Swap, World
 from swapper.store.memory_library import Library
 from swapper.store.memory_streams import NOTHING, written
 from swapper.store.protocol import Enqueued, StoredEvent

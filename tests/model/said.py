@@ -10,7 +10,8 @@ from collections.abc import Callable
 from swapper.core import reuse, tend, turn
 from swapper.core.commit import Commit
 from swapper.core.conversations import ProofResult
-from swapper.core.types import Card, Report, Swap
+from swapper.core.orders import Report
+from swapper.core.types import Card, Swap
 from tests.model.promises import Broken
 from tests.model.rig import Rig
 

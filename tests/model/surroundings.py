@@ -13,10 +13,11 @@ from typing import cast
 
 from swapper.core import plan
 from swapper.core.keeping import RECALL
+from swapper.core.orders import Command, Report, answer_to
 from swapper.core.periodic import PASSED, SAVED, TALKS
 from swapper.core.spec import Spec
 from swapper.core.steps import PLACED
-from swapper.core.types import Command, Demand, Gate, Lease, Report, Step, WorkClass, answer_to
+from swapper.core.types import Demand, Gate, Lease, Step, WorkClass
 from tests.model.promises import Broken
 
 Pair = tuple[int, int]

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from swapper.core.conversations import Conversation, ProofResult
 from swapper.core.jobs import Job, JobState
-from swapper.core.types import ACTIVE, Card, Fault, Lease, LeaseState, Report, StepOutcome, Swap
+from swapper.core.orders import Report
+from swapper.core.types import ACTIVE, Card, Fault, Lease, LeaseState, StepOutcome, Swap
 from swapper.store import codec
 from swapper.store.memory_library import Library
 from swapper.store.memory_streams import written

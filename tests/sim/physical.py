@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from swapper.core.commit import Commit, Committed, Conflict
 from swapper.core.jobs import Job
-from swapper.core.types import Command, Report
+from swapper.core.orders import Command, Report
 from swapper.store.memory import MemoryStore
 from swapper.store.memory_library import Library
 from tests.sim.leaving import Unload

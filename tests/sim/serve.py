@@ -41,7 +41,7 @@ from workers.verbs import Outcome, Verbs
 from workers.vram.declared import Declared
 
 if TYPE_CHECKING:
-    from swapper.core.types import Command
+    from swapper.core.orders import Command
 
 PARTS: Mapping[str, frozenset[str]] = {
     "main": frozenset({"coordinator", "agent", "gateway"}),

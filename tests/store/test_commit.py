@@ -10,19 +10,8 @@ import pytest
 
 from swapper.core.commit import LIFE, Alert, Commit, Committed, Conflict, LeaseChange
 from swapper.core.conversations import Conversation, ProofResult
-from swapper.core.types import (
-    Card,
-    Command,
-    Failure,
-    Fault,
-    Gate,
-    Hold,
-    LeaseState,
-    Step,
-    StepOutcome,
-    StepRecord,
-    Swap,
-)
+from swapper.core.orders import Command
+from swapper.core.types import Card, Failure, Fault, Gate, Hold, LeaseState, Step, StepOutcome, StepRecord, Swap
 from swapper.store.protocol import Store
 from tests.store.acts import GRANTED, NOW, QUEUED, ask, card_of, draw, fold, grant, prepare, request, state, unmoved
 

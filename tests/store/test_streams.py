@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from swapper.core.commit import Commit
-from swapper.core.types import Command, Report
+from swapper.core.orders import Command, Report
 from swapper.store.protocol import Inputs, Store
 from tests.store.acts import NOW, ask, grant, request
 

@@ -8,7 +8,7 @@ from inspect import iscoroutinefunction
 import pytest
 
 from swapper.core.commit import Commit
-from swapper.core.types import Command
+from swapper.core.orders import Command
 from swapper.errors import StoreDown
 from swapper.store.protocol import LeaseFilter, Store
 from swapper.store.redis import RedisStore

@@ -17,21 +17,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from swapper.core.commit import Alert, Commit, LeaseChange
 from swapper.core.conversations import Conversation, ProofResult
+from swapper.core.orders import Command, Report, answer_to
 from swapper.core.types import (
     ACTIVE,
     Card,
-    Command,
     Demand,
     Failure,
     Gate,
     Hold,
     LeaseRequest,
     LeaseState,
-    Report,
     Step,
     Swap,
     WorkClass,
-    answer_to,
 )
 from swapper.store.embedded import Embedded
 from swapper.store.memory import MemoryStore

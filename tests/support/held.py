@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from swapper.core.commit import Commit, Committed, Conflict
-from swapper.core.types import Command, LeaseState
+from swapper.core.orders import Command
+from swapper.core.types import LeaseState
 from swapper.errors import StoreDown
 from swapper.gateway.talks import Talks
 from swapper.store.redis import RedisStore

@@ -9,8 +9,9 @@ from itertools import count
 from swapper.core import machine, policy
 from swapper.core.apply import apply, changed
 from swapper.core.commit import Commit
+from swapper.core.orders import Command, Report
 from swapper.core.spec import CardSpec, PolicySpec, Spec, TenantSpec
-from swapper.core.types import Card, Command, Demand, Lease, LeaseRequest, LeaseState, Report, Swap, WorkClass, World
+from swapper.core.types import Card, Demand, Lease, LeaseRequest, LeaseState, Swap, WorkClass, World
 
 GIB = 1024
 MED = "llama/med"

@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from swapper.core.types import Command, Report
+from swapper.core.orders import Command, Report
 from swapper.errors import StoreDown
 from swapper.store import protocol
 from swapper.store.codec import encode

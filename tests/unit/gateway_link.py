@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from swapper.core.types import Card, Command, Demand, Failure, Gate, Report, Swap, World
+from swapper.core.orders import Command, Report
+from swapper.core.types import Card, Demand, Failure, Gate, Swap, World
 from swapper.errors import StoreDown
 from swapper.store.protocol import StoredCommand, StoredEvent
 

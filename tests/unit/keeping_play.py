@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from swapper.core import keeping
 from swapper.core.conversations import Conversation, Strategy
-from swapper.core.types import Command, Report
+from swapper.core.orders import Command, Report
 from tests.support.play import MED, Play, spec, tenant
 
 Offer = Callable[[Play], Sequence[Mapping[str, object]]]

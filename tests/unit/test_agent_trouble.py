@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import CapturingLogger
 
-from swapper.core.types import Report
+from swapper.core.orders import Report
 from swapper.errors import BackendRefused
 from tests.unit.agent_doubles import MemoryLink, Place, RecordingBackend, Running, command
 from workers import supervise

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from swapper.core.types import Report
+from swapper.core.orders import Report
 from swapper.errors import BackendError
 from tests.unit.agent_doubles import MemoryLink, RecordingBackend, Running, ScriptedProbe, at_work, command
 from workers import observe, watch

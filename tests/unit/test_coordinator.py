@@ -14,7 +14,8 @@ from structlog.testing import capture_logs
 from swapper import coordinator as module
 from swapper.coordinator import Coordinator
 from swapper.core.commit import AlertKind
-from swapper.core.types import Command, LeaseRequest, LeaseState, Report, World
+from swapper.core.orders import Command, Report
+from swapper.core.types import LeaseRequest, LeaseState, World
 from swapper.errors import StoreDown
 from swapper.store import codec, embedded
 from swapper.store.protocol import Inputs, LeaseFilter

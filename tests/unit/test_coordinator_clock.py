@@ -13,7 +13,8 @@ import pytest
 from swapper.coordinator import GAP_MS, Coordinator
 from swapper.core import turn
 from swapper.core.commit import Alert, Commit
-from swapper.core.types import Demand, Lease, LeaseRequest, LeaseState, Report, WorkClass, World
+from swapper.core.orders import Report
+from swapper.core.types import Demand, Lease, LeaseRequest, LeaseState, WorkClass, World
 from swapper.store.memory import MemoryStore
 from swapper.store.protocol import Inputs
 from tests.support.play import DRAIN, GIB, spec, tenant

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from swapper.core.types import Command, Failure, Gate, Report, WorkClass
+from swapper.core.orders import Command, Report
+from swapper.core.types import Failure, Gate, WorkClass
 from swapper.gateway.admission import Admission, Call, CallState
 from swapper.gateway.member import Member
 from tests.unit.gateway_doubles import (

@@ -6,7 +6,8 @@ import pytest
 
 from swapper.core import reuse
 from swapper.core.conversations import ProofResult
-from swapper.core.types import LeaseState, Report
+from swapper.core.orders import Report
+from swapper.core.types import LeaseState
 from tests.support.play import MED, Play, spec, tenant
 from tests.unit.keeping_play import A, B, C, back, leave, leaving, lines, nothing, offered, proof, save_all, talk
 

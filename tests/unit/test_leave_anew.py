@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from swapper.core import rollback
-from swapper.core.types import LeaseState, Report
+from swapper.core.orders import Report
+from swapper.core.types import LeaseState
 from tests.support.play import MED, SAVED, SLOTS, Play, spec, tenant
 
 SINCE = [{"slot": 1, "tokens": 777}]

@@ -9,8 +9,9 @@ from typing import cast
 
 import pytest
 
+from swapper.core.orders import Report
 from swapper.core.turn import Seen
-from swapper.core.types import Departed, Report
+from swapper.core.types import Departed
 from tests.unit.agent_doubles import MemoryLink, Running, command
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from swapper.core import clock, machine, reuse, rollback
 from swapper.core.conversations import ProofResult
-from swapper.core.types import Gate, LeaseState, Report, Step, StepOutcome
+from swapper.core.orders import Report
+from swapper.core.types import Gate, LeaseState, Step, StepOutcome
 from tests.support.play import GIB, MED, SLOTS, SMALL, Play, granted, offers, spec, tenant
 
 

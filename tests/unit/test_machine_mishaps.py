@@ -11,7 +11,8 @@ import pytest
 from swapper.core import rollback
 from swapper.core.conversations import ProofResult
 from swapper.core.explain import explain_lease
-from swapper.core.types import Gate, LeaseState, Report
+from swapper.core.orders import Report
+from swapper.core.types import Gate, LeaseState
 from tests.support.play import GIB, MED, SMALL, Play, granted, spec, tenant
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swapper.core.types import Command, Report
+from swapper.core.orders import Command, Report
 from swapper.errors import ConfigError
 from tests.unit.agent_doubles import command
 from workers import marks as marks_module

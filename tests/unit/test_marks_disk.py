@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swapper.core.types import Command, Report
+from swapper.core.orders import Command, Report
 from tests.unit.agent_doubles import MemoryLink, RecordingBackend, Running, at_work, command
 from workers import marks as marks_module
 from workers.marks import Fresh, Marks, Old, Repeat

@@ -10,8 +10,9 @@ import pytest
 
 from swapper.core import clock, keeping, machine, periodic, tend, turn
 from swapper.core.conversations import Keeping, Strategy
+from swapper.core.orders import Command, Report
 from swapper.core.turn import Seen
-from swapper.core.types import Command, Demand, Gate, Report, WorkClass
+from swapper.core.types import Demand, Gate, WorkClass
 from tests.support.play import MED, SMALL, Play, spec, tenant
 
 EVERY_MS = 600_000

@@ -8,7 +8,8 @@ import itertools
 import pytest
 
 from swapper.coordinator import Coordinator
-from swapper.core.types import Command, Gate, LeaseRequest, Report, answer_to
+from swapper.core.orders import Command, Report, answer_to
+from swapper.core.types import Gate, LeaseRequest
 from swapper.store.memory import MemoryStore
 from tests.support.play import MED, spec, tenant
 from tests.support.virtual_time import virtual

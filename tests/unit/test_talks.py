@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from swapper.core.keeping import RECALL
+from swapper.core.orders import Command, Report
 from swapper.core.steps import PLACED
-from swapper.core.types import Command, Report
 from swapper.gateway.bring import BRING_S
 from swapper.snapshots.conversation import Kept, Place
 from tests.unit.gateway_doubles import ALPHA, Served, Stream, answer, event, serve

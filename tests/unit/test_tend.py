@@ -8,7 +8,8 @@ import pytest
 
 from swapper.core import tend
 from swapper.core.conversations import Keeping
-from swapper.core.types import Gate, Report
+from swapper.core.orders import Report
+from swapper.core.types import Gate
 from tests.support.play import MED, Play, spec, tenant
 
 TALK: dict[str, object] = {"id": "a" * 32, "links": [], "tokens": 50, "used_ms": 1, "slot": 1}

@@ -7,8 +7,9 @@ from dataclasses import replace
 from swapper.core import machine
 from swapper.core.apply import apply
 from swapper.core.commit import Commit, LeaseChange
+from swapper.core.orders import Command, Report, answer_to
 from swapper.core.turn import Seen, card_of, decide
-from swapper.core.types import Card, Command, Fault, LeaseState, Report, World, answer_to
+from swapper.core.types import Card, Fault, LeaseState, World
 from tests.support.play import GIB, MED, SAVED, SLOTS, Play, granted, spec, tenant
 
 SEEN = Seen(hosts={"main"})

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from swapper.coordinator import Coordinator
+from swapper.core.orders import Report, answer_to
 from swapper.core.spec import CardSpec, PolicySpec, Spec
-from swapper.core.types import LeaseRequest, LeaseState, Report, WorkClass, answer_to
+from swapper.core.types import LeaseRequest, LeaseState, WorkClass
 from swapper.errors import BackendDown, BackendError, BackendGone
 from swapper.store.memory import MemoryStore
 from tests.support.fake_child import ChildGone, Pace
