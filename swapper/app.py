@@ -12,7 +12,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,36 +23,27 @@ from aiohttp import web
 from swapper import api
 from swapper.api import ApiContext
 from swapper.api.ids import new_id
-from swapper.backends import api_key, backend_of
+from swapper.backends import backend_of
 from swapper.comfyui.serving import open_gates
 from swapper.config import Config
 from swapper.config.advice import model_options
-from swapper.config.served import LLAMA
 from swapper.controls import control_of
 from swapper.coordinator import Coordinator
 from swapper.core.spec import Spec
 from swapper.core.troubles import line
-from swapper.core.types import Swap
 from swapper.errors import ConfigError, StoreDown, SwapperError
 from swapper.estimates import rams, thought
 from swapper.foresee import before_start
+from swapper.front import front_of
 from swapper.gateway import http as gateway
-from swapper.gateway.admission import Admission
-from swapper.gateway.context import GatewayContext, Limits, ModelInfo, Target
+from swapper.gateway.context import GatewayContext
 from swapper.gateway.member import Member
-from swapper.gateway.noted import Noted
-from swapper.gateway.pipe import open_session
-from swapper.gateway.resume import resume, stands
-from swapper.gateway.written import Written
 from swapper.jobs.runner import Jobs
 from swapper.notify.notifier import Notifier
 from swapper.notify.post import send
 from swapper.ourselves import Ourselves
 from swapper.probes import Devices, held_by, look, probes_of, totals
 from swapper.slotclaim import claimed
-from swapper.snapshots.bodies import Bodies
-from swapper.snapshots.index import Index
-from swapper.snapshots.notes import Notes
 from swapper.snapshots.shelf import Shelved
 from swapper.statefolder import StateFolder, writing
 from swapper.store.kept import Kept
@@ -67,8 +58,6 @@ from workers.marks import Marks
 from workers.pagecache import PageCache, files_of
 
 SHUTDOWN_S = 2.0
-RECORD = 200
-"""So many of the last swaps are looked through for what came back with a model that still serves."""
 
 
 @dataclass(slots=True)
@@ -167,7 +156,7 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
         await warn(store, tuple(await before_start(config, controls)))
         await started(backends)
         coordinator = Coordinator(store, spec, new_id)
-        front = await _gateway(config, folder, store, stack)
+        front = await front_of(config, folder, store, stack)
         front.contexts = coordinator.seen.contexts
         await background(stack, failed, until_ended(front.member), "gateway")
         await background(stack, failed, watch_folder(folder, store, spec), "watch over the state folder")
@@ -256,89 +245,6 @@ async def _notifier(
     await notifier.begin()
     stack.push_async_callback(notifier.close)
     await background(stack, failed, notifier.run(), "notifier")
-
-
-async def _join(folder: StateFolder, store: RedisStore) -> str:
-    """An id for our gateway. The folder's last one is dead: its membership ends now, and no swap waits for its answers.
-
-    What it had sent to a server may still run there until the server notices the closed connection; the servers' own
-    counters, asked before anything is saved or unloaded, cover that, as they do when a membership runs out.
-    The order matters: killed between any two of these steps, the next process finds whoever is still a member.
-    """
-    dead, ours = folder.last_gateway(), new_id("g")
-    if dead is not None:
-        await store.leave(dead)
-    folder.record_gateway(ours)
-    return ours
-
-
-async def _gateway(config: Config, folder: StateFolder, store: RedisStore, stack: AsyncExitStack) -> GatewayContext:
-    concurrency = {t: limit for t in config.spec().tenants if (limit := config.model(t).concurrency) is not None}
-    admission = Admission(
-        await _join(folder, store),
-        clock=lambda: time.monotonic_ns() // 1_000_000,
-        max_waiting=config.policy.max_queue,
-        concurrency=concurrency,
-    )
-    swaps, world = await store.swaps(limit=RECORD), await store.read()
-    session = open_session()
-    stack.push_async_callback(session.close)
-    member = await _member(config, store, admission, swaps)
-    stack.push_async_callback(member.close)  # while the servers can still be asked what the last answers left
-    limits = Limits(
-        max_wait_ms=config.gateway.max_wait_ms,
-        keepalive_ms=config.gateway.keepalive_ms,
-        keepalive_comments=config.gateway.keepalive_style == "comment",
-        body_limit=config.gateway.body_limit_bytes,
-        body_budget=config.gateway.body_budget_bytes,
-    )
-    context = GatewayContext(
-        names=config.models(),
-        targets={t: target_of(config, t) for t in config.models().values()},
-        models=tuple(one for t in dict.fromkeys(config.models().values()) for one in _models(config, t)),
-        limits=limits,
-        admission=admission,
-        member=member,
-        session=session,
-    )
-    displaced = tuple(talk for card in world.cards.values() for talk in card.displaced)
-    for tenant in (t for t in config.spec().tenants if admission.gate(t).open):
-        resume(member.talks, tenant, swaps, world.gateways, displaced)
-    return context
-
-
-async def _member(config: Config, store: RedisStore, admission: Admission, swaps: Sequence[Swap]) -> Member:
-    """Joined, with the requests that earlier processes kept on disk, and where they noted conversations to be."""
-    keeps = {t.id: config.tenants[t.server].snapshots for t in config.spec().tenants.values()}
-    private = frozenset(t for t, keep in keeps.items() if keep.privacy == "strict")
-    on_disk = frozenset(t for t, keep in keeps.items() if keep.bodies == "disk") - private
-    index = Index(followed=bool(on_disk))
-    member = Member(store, admission, alone=True, private=private, index=index)
-    written = Written(Bodies(config.state_dir / "requests", index.limits.bytes), index, on_disk)
-    noted = Noted(Notes(config.state_dir / "conversations"), index)
-    await written.load()
-    await noted.load([*config.spec().tenants], partial(stands, swaps))
-    member.talks.keep_in(written if on_disk else None, noted)
-    await member.start()
-    return member
-
-
-def target_of(config: Config, tenant: str) -> Target:
-    """Where calls of a tenant go, and what its server calls its models."""
-    server, one = config.served()[tenant]
-    entry = config.tenants[server]
-    others = {name: model for model, aliases in one.models[1:] for name in (model, *aliases)}
-    kind = {"router": entry.kind == "llama-router", "slots": entry.kind in LLAMA}
-    return Target(tenant, cast("str", entry.url), one.name, api_key(entry, one), others=others, **kind)
-
-
-def _models(config: Config, tenant: str) -> Iterator[ModelInfo]:
-    _, one = config.served()[tenant]
-    if one.models:
-        yield from (ModelInfo(model, tenant, aliases) for model, aliases in one.models)
-        return
-    options = model_options(config, tenant, os.environ)
-    yield ModelInfo(one.name, tenant, one.names[1:], options.context_per_slot() if options else None)
 
 
 def _api(

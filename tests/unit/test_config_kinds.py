@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from swapper.app import target_of
 from swapper.backends import backend_of
 from swapper.config import Config
 from swapper.config.load import loads
 from swapper.errors import ConfigError
+from swapper.front import target_of
 from workers.control.attach import AttachControl
 from workers.hooks import Hooked
 from workers.llama_swap import LlamaSwap
