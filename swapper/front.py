@@ -16,7 +16,7 @@ from swapper.api.ids import new_id
 from swapper.backends import api_key
 from swapper.config import Config
 from swapper.config.advice import model_options
-from swapper.config.served import LLAMA
+from swapper.config.served import LLAMA, ONE_MODEL, WHOLE
 from swapper.core.types import Swap
 from swapper.gateway.admission import Admission
 from swapper.gateway.context import GatewayContext, Limits, ModelInfo, Target
@@ -106,7 +106,11 @@ def target_of(config: Config, tenant: str) -> Target:
     server, one = config.served()[tenant]
     entry = config.tenants[server]
     others = {name: model for model, aliases in one.models[1:] for name in (model, *aliases)}
-    kind = {"router": entry.kind == "llama-router", "slots": entry.kind in LLAMA}
+    kind = {
+        "router": entry.kind == "llama-router",
+        "slots": entry.kind in LLAMA,
+        "several": entry.kind not in ONE_MODEL | WHOLE,
+    }
     return Target(tenant, cast("str", entry.url), one.name, api_key(entry, one), others=others, **kind)
 
 

@@ -46,10 +46,11 @@ Named = Callable[[int, int], Awaitable[bool]]
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a job runs, as `.running` has it."""
+    """Where a job runs, as `.running` has it, and the final paths of what it writes."""
 
     lease: str
     card: str
+    outputs: tuple[str, ...] = ()
 
 
 class JobProcess:
@@ -101,7 +102,7 @@ class JobProcess:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._running.parent.mkdir(exist_ok=True, mode=0o700)
         fresh = self._running.with_name(f"{self._running.name}.new")
-        fresh.write_bytes(msgspec.json.encode(place))
+        fresh.write_bytes(msgspec.json.encode(msgspec.structs.replace(place, outputs=tuple(map(str, self._outputs)))))
         fresh.replace(self._running)
 
     async def ended(self) -> ExitStatus | None:
@@ -227,6 +228,14 @@ def still_running(folder: Path, card: str, stays: Collection[str]) -> tuple[str,
             pids = JobProcess(path.name, folder / path.name, {}).left()
             found += [f"pid {pid} (job {path.name})" for pid in pids]
     return tuple(found)
+
+
+def forgotten(folder: Path, name: str) -> JobProcess:
+    """A job that no store knows any more, with the outputs that it was started with. Blocking."""
+    outputs: tuple[str, ...] = ()
+    with suppress(OSError, msgspec.MsgspecError):
+        outputs = msgspec.json.decode((folder / _RUNNING / name).read_bytes(), type=Place).outputs
+    return JobProcess(name, folder / name, {final: final for final in outputs})
 
 
 def ever_running(folder: Path) -> list[str]:

@@ -103,7 +103,8 @@ class Sglang:
         if mark is None:
             return False
         if mark.server != await self._server():
-            self._forget()
+            with suppress(BackendError):  # it is about another server, wherever it stands
+                self._forget()
             return False
         if mark.step != "released":
             raise BackendError(self._unknown())
@@ -115,7 +116,8 @@ class Sglang:
 
     def ended(self) -> None:
         """Its process is gone, and what was released with it."""
-        self._path.unlink(missing_ok=True)
+        with suppress(BackendError):
+            self._forget()
 
     async def rest(self, limit_s: float) -> None:
         """Pause, flush, release. Raises BackendRefused where the server was not started for it."""
@@ -202,6 +204,8 @@ class Sglang:
             return _Mark("releasing", "", [])
 
     def _forget(self) -> None:
+        if not self._path.exists():
+            return
         try:
             self._path.unlink(missing_ok=True)
         except OSError as error:

@@ -10,6 +10,7 @@ their arguments from the query; they are there only where the server was started
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -52,7 +53,7 @@ class Vllm:
         """By /is_sleeping; one that is awake has done what stood in the file."""
         sleeps = await self.sleeps()
         if not sleeps:
-            self._waking.unlink(missing_ok=True)
+            self.ended()
         return sleeps
 
     async def sleeps(self) -> bool:
@@ -69,8 +70,9 @@ class Vllm:
         return self._waking.exists()
 
     def ended(self) -> None:
-        """Its process is gone, and what was awake of it."""
-        self._waking.unlink(missing_ok=True)
+        """What was awake of it is nothing any more, or all: what cannot be removed of that says so once it sleeps."""
+        with suppress(OSError):
+            self._forget()
 
     async def rest(self, limit_s: float) -> None:
         """Sleep. Raises BackendRefused with the flags that are missing."""
@@ -83,7 +85,10 @@ class Vllm:
             text = f"{WHO} at {self._http.url} has no /sleep: {HOW}"
             raise BackendRefused(f"{text}, or leave sleep out and let its control stop it", 404) from refused
         await self._until(sleeping=True, limit_s=limit_s)
-        self._waking.unlink(missing_ok=True)
+        try:
+            self._forget()
+        except OSError as error:
+            raise BackendDown(f"{self._waking} cannot be removed ({error.strerror}): remove it") from error
 
     async def wake(self, limit_s: float) -> None:
         """Wake up; a step that was done already is done again without harm."""
@@ -95,7 +100,11 @@ class Vllm:
             await self._http.post("/collective_rpc", {"method": "reload_weights"}, limit_s=limit_s)
             await self._http.post("/wake_up?tags=kv_cache", limit_s=limit_s)
         await self._until(sleeping=False, limit_s=limit_s)
-        self._waking.unlink(missing_ok=True)
+        self.ended()
+
+    def _forget(self) -> None:
+        if self._waking.exists():  # a folder that cannot be written refuses also what there is not
+            self._waking.unlink(missing_ok=True)
 
     def _note(self) -> None:
         try:

@@ -60,7 +60,7 @@ def _other_port(server: str, entry: TenantEntry) -> Iterator[Said]:
     wanted = URL(entry.url).port
     if ports and ports[-1].isdigit() and int(ports[-1]) != wanted:
         text = f"its command listens on port {ports[-1]}, and url is {entry.url}"
-        yield True, f"tenants.{server}: {text}: write the same port in both"
+        yield False, f"tenants.{server}: {text}: write the same port in both, unless something passes it on"
 
 
 def _slot_dir(server: str, entry: TenantEntry) -> Iterator[Said]:

@@ -82,7 +82,7 @@ class Config:
 
     def recipes(self) -> Mapping[str, Recipe]:
         """What may be submitted as a job, by name."""
-        return recipes(self.document)
+        return recipes(self.document, self.folder)
 
     def served(self) -> Mapping[str, tuple[str, Served]]:
         """Every tenant id -> its server and what is written of it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from swapper.config.schema import Document, RecipeEntry
 from swapper.config.units import show_mib
@@ -38,16 +38,17 @@ def _may(entry: RecipeEntry, card: str) -> bool:
     return entry.card in (None, card)
 
 
-def recipes(document: Document) -> Mapping[str, Recipe]:
-    """The recipes of a document that was judged to be right."""
-    return {name: _recipe(name, entry) for name, entry in document.recipes.items()}
+def recipes(document: Document, folder: Path) -> Mapping[str, Recipe]:
+    """The recipes of a document that was judged to be right; `folder`: what paths in it are relative to."""
+    return {name: _recipe(name, entry, folder) for name, entry in document.recipes.items()}
 
 
-def _recipe(name: str, entry: RecipeEntry) -> Recipe:
-    program = PurePath(entry.command[0]).name
+def _recipe(name: str, entry: RecipeEntry, folder: Path) -> Recipe:
+    first, *others = entry.command
+    program = PurePath(first).name
     return Recipe(
         name=name,
-        command=entry.command,
+        command=(str(folder / first) if "/" in first else first, *others),
         params={one: Param.of(one, text) for one, text in entry.params.items()},
         roots=entry.roots,
         card=entry.card,

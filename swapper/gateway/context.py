@@ -30,7 +30,8 @@ class Target:
     """Where a tenant's calls go: the server's base `url`, the name it knows the model by, its api key.
 
     `router`: a llama-server router, told with each request never to load a model by itself. `slots`: a llama-server,
-    whose conversations are followed. `others`: names that mean another model of the same server, as it calls that.
+    whose conversations are followed. `several`: the server has other tenants' models as well, and loads what is named.
+    `others`: names that mean another model of the same server, as it calls that.
     """
 
     tenant: str
@@ -39,6 +40,7 @@ class Target:
     api_key: str | None = None
     router: bool = True
     slots: bool = True
+    several: bool = True
     others: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def called(self, name: str) -> str:

@@ -6,10 +6,9 @@ percent-encoding and all: what is one name for the client is one for the server.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from multidict import CIMultiDict, CIMultiDictProxy
+from multidict import CIMultiDict, CIMultiDictProxy, MultiMapping
 from yarl import URL
 
 if TYPE_CHECKING:
@@ -30,12 +29,17 @@ NOT_FORWARDED = HOP | {
     "accept-encoding",
 }
 """What of a request never reaches a server: the client's key among them."""
+NOT_ANSWERED = HOP | {"set-cookie", "service-worker-allowed", "clear-site-data"}
+"""What of an answer never reaches a client: servers' pages stand on swapper's own origin, and may not act for it."""
+_ROUTERS = frozenset({"autoload", "reload", "model"})
+"""What of a query is for a router itself: to load, or to read its models anew, which unloads what was changed."""
 
 
 def url(target: Target, child: Child | None, way: Way, model: str) -> URL:
     """Where the call goes. A router is told never to load a model by itself; a child serves one and needs no name."""
     base = URL((target.url if child is None else child.url) + way.path, encoded=True)
-    query = [(key, value) for key, value in way.query if key not in ("autoload", "model")]
+    ours = _ROUTERS if target.router else {"model"} if way.by_query else ()
+    query = [(key, value) for key, value in way.query if key not in ours]
     if child is None and (way.by_query or (target.router and way.rename is None)):
         query.append(("model", model))
     if target.router and child is None:
@@ -60,17 +64,19 @@ def request_headers(headers: CIMultiDictProxy[str], target: Target, child: Child
     return passed
 
 
-def response_headers(headers: Mapping[str, str], call: Call) -> CIMultiDict[str]:
+def response_headers(headers: MultiMapping[str], call: Call) -> CIMultiDict[str]:
     """What of an answer's headers goes to the client, with how long it waited and for which swap."""
-    passed = _passed(headers, HOP)
+    passed = _passed(headers, NOT_ANSWERED)
+    passed.popall("X-Swapper-Swap", None)
     passed["X-Swapper-Wait-Ms"] = str(call.waited_ms)
     if call.swap is not None:
         passed["X-Swapper-Swap"] = call.swap
     return passed
 
 
-def _passed(headers: Mapping[str, str], without: frozenset[str]) -> CIMultiDict[str]:
-    named = {name.strip().lower() for name in headers.get("Connection", "").split(",")}
+def _passed(headers: MultiMapping[str], without: frozenset[str]) -> CIMultiDict[str]:
+    lines = headers.getall("Connection", ())
+    named = {name.strip().lower() for line in lines for name in line.split(",")}
     passed = CIMultiDict[str]()
     for key, value in headers.items():
         if key.lower() not in without and key.lower() not in named:

@@ -135,14 +135,20 @@ async def _reads_upstream(ctx: GatewayContext, request: web.Request, held: Held)
     if not path:
         return to_slash(request)
     target = ctx.targets[ctx.names[model]]
-    problem = refused(request, path, router=target.router) or await _read_body(ctx, request, held)
+    problem = refused(request, path, target) or await _read_body(ctx, request, held)
     if problem is not None:
         return problem
     way = Way(request.method, path, tuple(request.query.items()), route_of(request.method, path), own=True)
-    ask = await _parsed(ctx, held.body, partial(parse_body, model=model)) if request.method == "POST" else None
+    kind = request.headers.get("Content-Type", "")
+    if is_form(kind):
+        ask = await _parsed(ctx, held.body, partial(parse_form, content_type=kind))
+        rename: Callable[[bytes, str], bytes] = partial(form_with_model, content_type=kind)
+    else:
+        ask, rename = await _parsed(ctx, held.body, partial(parse_body, model=model)), with_model
     if not isinstance(ask, Ask):
         return Asked(Ask(model, stream=False), way)
-    return Asked(ask, replace(way, rename=with_model) if target.slots else way)
+    ask = replace(ask, model=model)
+    return Asked(ask, replace(way, rename=rename) if target.slots or target.several else way)
 
 
 def _way(request: web.Request, route: Route) -> Way:

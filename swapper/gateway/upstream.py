@@ -8,19 +8,24 @@ back, and with them conversations, is the administrator's.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Container
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from aiohttp import web
 
+from swapper.gateway.routes import POST
 from swapper.problem import Problem
 
+if TYPE_CHECKING:
+    from swapper.gateway.context import Target
+
 PREFIX = "/upstream/"
-METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 """HEAD goes with GET."""
-_ROUTERS_OWN = re.compile(r"/+models(/|$)")
-_SLOT_ACTION = re.compile(r"/slots/[^/]*/?")
+_LOOKING = frozenset({"GET", "HEAD", "OPTIONS"})
+_ROUTERS_OWN = "/models"
+_ADAPTERS = "lora_adapter"
 
 
 def model_and_path(raw_path: str, names: Container[str]) -> tuple[str, str] | None:
@@ -41,20 +46,28 @@ def model_and_path(raw_path: str, names: Container[str]) -> tuple[str, str] | No
 
 def to_slash(request: web.Request) -> web.Response:
     """To the same address with a slash at its end: the pages of a server name what they need from there."""
-    query = f"?{request.query_string}" if request.query_string else ""
+    query = f"?{request.rel_url.raw_query_string}" if request.rel_url.raw_query_string else ""
     status = 301 if request.method in ("GET", "HEAD") else 308
     return web.Response(status=status, headers={"Location": f"{request.rel_url.raw_path}/{query}"})
 
 
-def refused(request: web.Request, path: str, *, router: bool) -> Problem | None:
-    """Why this may not be passed on to the server, if so. Whoever needs no key is the administrator."""
-    if request.method in ("GET", "HEAD", "OPTIONS"):
+def refused(request: web.Request, path: str, target: Target) -> Problem | None:
+    """Why this may not be passed on to the server, if so. Whoever needs no key is the administrator.
+
+    Work is for everybody, and so are the pages and counters of a server of one model; what else a server has may
+    unload a model, load another or change a slot, each kind's by paths of its own.
+    """
+    decoded = "/" + unquote(path).lstrip("/")
+    looking = request.method in _LOOKING
+    if target.router and not looking and (decoded + "/").startswith(_ROUTERS_OWN + "/"):
+        text = f"{path} would change models behind swapper's back; models are loaded by calls, and leave for a lease"
+        return Problem(403, "forbidden", text)
+    steps = decoded.split("/")
+    work = decoded in POST or (decoded.startswith("/v1/") and _ADAPTERS not in decoded)
+    alone = target.slots or not target.several
+    if not {".", ".."} & {*steps} and (work or (looking and alone)):
         return None
-    decoded = unquote(path)
-    if router and _ROUTERS_OWN.match(decoded) is not None:
-        text = f"{path} would change models behind swapper's back; POST /api/models/MODEL/load and /unload are for that"
-        return Problem(403, "forbidden", text)
-    if _SLOT_ACTION.fullmatch(decoded) is not None and "admin" not in request.get("scopes", ("admin",)):
-        text = f"{request.method} {path} changes conversations that swapper keeps: it needs a key of scope 'admin'"
-        return Problem(403, "forbidden", text)
-    return None
+    if "admin" in request.get("scopes", ("admin",)):
+        return None
+    text = f"{request.method} {path} may change what is loaded, or conversations: it needs a key of scope 'admin'"
+    return Problem(403, "forbidden", text)

@@ -27,7 +27,7 @@ from swapper.jobs.recipes import Recipe, Refused
 from swapper.store.protocol import Ended, Enqueued, NotFound, Store
 from swapper.store.tail import Tail
 from workers.control import ExitStatus
-from workers.jobs import JobProcess, Place, ever_running, in_temporary
+from workers.jobs import JobProcess, Place, ever_running, forgotten, in_temporary
 from workers.supervise import kept_running, supervised, until_stored
 
 TTL_MS = 60_000
@@ -346,7 +346,9 @@ class Jobs:
         known = {job.id for job in await until_stored("read the jobs", lambda: self._store.jobs(limit=_OPEN))}
         for name in sorted(there - known):
             with suppress(BackendError):  # it hangs in the kernel: its folder stays, and is looked at again
-                await JobProcess(name, self._folder / name, {}).end(_GRACE_MS)
+                process = await asyncio.to_thread(forgotten, self._folder, name)
+                await process.end(_GRACE_MS)
+                await asyncio.to_thread(process.discard)
                 await asyncio.to_thread(shutil.rmtree, self._folder / name, ignore_errors=True)
         for name in await asyncio.to_thread(ever_running, self._folder):
             process = JobProcess(name, self._folder / name, {})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -75,7 +76,7 @@ class Notes:
     def load(self, tenants: Iterable[str]) -> Iterator[Note]:
         """What an earlier process noted of these tenants; every other note, and what is no good, is removed.
 
-        Raises OSError when the folder cannot be read.
+        Raises OSError when the folder cannot be read; a file that cannot be is passed over.
         """
         if not self._folder.is_dir():
             return
@@ -85,7 +86,8 @@ class Notes:
             if note is not None:
                 yield note
             elif path.suffix in (_SUFFIX, _HALF):
-                path.unlink()
+                with suppress(OSError):
+                    path.unlink()
 
     def _file(self, tenant: str) -> Path:
         return self._folder / f"{xxh3_64_hexdigest(tenant.encode())}{_SUFFIX}"
@@ -94,7 +96,7 @@ class Notes:
 def _read(path: Path) -> Note | None:
     try:
         found = _file.decode(path.read_bytes())
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
     sound = all(talk.links.packed and len(talk.links.packed) % LINK_BYTES == 0 for talk in found.talks)
     return Note(found.tenant, found.load, tuple(found.talks)) if sound else None

@@ -272,6 +272,9 @@ async def test_a_release_with_a_call_in_flight_ends_at_its_limit_and_is_no_failu
     backend: Backend, talk: Talk
 ) -> None:
     await fresh_load(backend, "alpha")
-    async with talk.streaming("alpha", 4000), asyncio.timeout(5):  # the server's own limit is 10 s
+    async with (
+        talk.streaming("alpha", 4000),
+        asyncio.timeout(5),
+    ):  # a plain one has its grace
         await backend.release("llama/alpha", limit_ms=100)
     assert (await backend.observe())["llama/alpha"] is TenantState.UNLOADED

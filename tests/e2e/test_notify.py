@@ -126,7 +126,7 @@ def test_killed_between_the_fault_and_the_sending_it_tells_after_its_restart_and
         in_fault(server)
         server.kill()
         assert whom.rest() == []
-        server.start()
+        server.start(until="/health")  # a card at fault is not ready
         end(holder)
         texts = told_until_it_is_free(whom)
         assert sum("held by pid" in text for text in texts) == 1
@@ -138,7 +138,7 @@ def test_killed_while_it_sends_it_tells_again_rather_than_never(server: Telling,
         assert whom.next()["title"] == "gpu0 is at fault"
         server.kill()
         whom.silent.clear()
-        server.start()
+        server.start(until="/health")  # a card at fault is not ready
         assert whom.next()["title"] == "gpu0 is at fault"
     no_speaker()
 
@@ -148,7 +148,7 @@ def test_killed_after_it_told_it_does_not_tell_again(server: Telling, whom: Told
         whom.next()
         eventually(lambda: all_sent(server), "it is noted")
         server.kill()
-        server.start()
+        server.start(until="/health")  # a card at fault is not ready
         end(holder)
         assert not any("held by pid" in text for text in told_until_it_is_free(whom))
 

@@ -212,6 +212,9 @@ def _kept(seed: int, card: CardPlan) -> CardPlan:
         for model in card.models
     )
     strategy = rng.choice(("auto", "auto", "rewind", "replay"))
+    # Where they are only read again nobody gets a lease once more are required than there are slots: no plan has that.
+    read_again = [strategy == "replay" or model.attention is Attention.WINDOW for model in models]
+    models = tuple(replace(m, required=m.required and not only) for m, only in zip(models, read_again, strict=True))
     return replace(card, models=models, strategy=strategy, every_ms=rng.choice((None, 500, 3_000)))
 
 

@@ -20,6 +20,9 @@ from tests.support.router import RealRouter, free_port
 from tests.support.server import Server
 from workers.control.command import CommandControl
 
+GRACE_MS = 2_000
+"""With a call in flight it does not end by itself."""
+
 
 class PlainServer:
     """One server over one model file, in a folder of its own. `arguments`: further ones for its command line."""
@@ -46,7 +49,8 @@ class PlainServer:
 
     def control(self, command: Sequence[str] | None = None) -> CommandControl:
         """As each new process of the product would make it: it adopts what runs. `command`: another one."""
-        return CommandControl("plain", command or self.command, self.folder / "process", cwd=self.folder)
+        folder = self.folder / "process"
+        return CommandControl("plain", command or self.command, folder, cwd=self.folder, grace_ms=GRACE_MS)
 
     def log_tail(self, n: int = 30) -> list[str]:
         """The last `n` lines of its log, oldest first."""

@@ -91,15 +91,15 @@ tenants:
         """Whether it was started, and neither killed nor stopped since."""
         return self._process is not None
 
-    def start(self) -> None:
-        """Start it and wait until it says it is ready."""
+    def start(self, *, until: str = "/ready") -> None:
+        """Start it and wait until it says it is ready; `until` /health where something keeps it from that."""
         with self.log_path.open("ab") as log:
             command = [sys.executable, *self.program, "serve", "-c", str(self.config)]
             env = os.environ | self.env
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
-        self.wait_ready()
+        self.wait_ready(until)
 
-    def wait_ready(self) -> None:
+    def wait_ready(self, until: str = "/ready") -> None:
         """Wait until it says it is ready (again)."""
         assert self._process is not None
         deadline = time.monotonic() + READY_S
@@ -107,7 +107,7 @@ tenants:
             if self._process.poll() is not None:
                 raise AssertionError(f"swapper serve ended:\n{self.log_path.read_text()}")
             try:
-                if self.get("/ready"):
+                with urllib.request.urlopen(self.url + until, timeout=5):
                     return
             except (OSError, urllib.error.HTTPError):
                 time.sleep(0.02)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from aiohttp import web
 from yarl import URL
 
 from swapper.gateway.routes import GET, POST
@@ -142,9 +143,9 @@ async def test_a_servers_page_gets_its_slash_and_an_unknown_model_a_sentence() -
     async with serve() as served:
         for method, status in (("GET", 301), ("POST", 308)):
             async with served.client.request(
-                method, served.url + "/upstream/alpha?x=1", allow_redirects=False
+                method, URL(served.url + "/upstream/alpha?x=%0a%23", encoded=True), allow_redirects=False
             ) as response:
-                assert (response.status, response.headers["Location"]) == (status, "/upstream/alpha/?x=1")
+                assert (response.status, response.headers["Location"]) == (status, "/upstream/alpha/?x=%0a%23")
         async with served.client.get(served.url + "/upstream/alpa/health") as response:
             assert response.status == 404
             assert "alpa" in (await response.json())["error"]["message"]
@@ -161,19 +162,76 @@ async def test_a_body_through_a_router_names_the_model_and_any_other_body_goes_u
         assert (other.body, other.query) == (b"not json at all", {"model": "alpha", "autoload": "false"})
 
 
-@pytest.mark.parametrize(("scopes", "status"), [(("models",), 403), (("models", "admin"), 200)])
-async def test_what_changes_slots_is_the_administrators(scopes: tuple[str, ...], status: int) -> None:
-    async with serve(middleware=keyed(scopes=frozenset(scopes))) as served:
-        assert await send(served, "POST", "/upstream/alpha/slots/0?action=erase", b"{}") == status
-        assert await send(served, "POST", "/upstream/alpha/slots%2F0", b"{}") == status
-        assert len(served.upstream.seen) == (0 if status == 403 else 2)
+CONTROLS = (
+    ("POST", "/slots/0?action=erase"),
+    ("POST", "/slots%2F0"),
+    ("POST", "//slots/0"),
+    ("POST", "/lora-adapters"),
+    ("POST", "/props"),
+    ("POST", "/v1/../slots/0"),
+    ("POST", "/v1/unload_lora_adapter"),
+    ("DELETE", "/api/delete"),
+)
+"""They change slots, or what is loaded: each kind has some."""
 
 
-async def test_nobody_loads_or_unloads_a_routers_models_through_it() -> None:
+@pytest.mark.parametrize(("method", "path"), CONTROLS)
+async def test_what_may_change_a_server_is_the_administrators(method: str, path: str) -> None:
+    for scopes, status in ((("models",), 403), (("models", "admin"), 200)):
+        async with serve(middleware=keyed(scopes=frozenset(scopes))) as served:
+            assert await send(served, method, f"/upstream/alpha{path}", b"{}") == status
+            assert len(served.upstream.seen) == (0 if status == 403 else 1)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/completion", "/tokenize"])
+async def test_work_at_a_models_own_server_needs_no_more_than_work_elsewhere(path: str) -> None:
+    async with serve(middleware=keyed(scopes=frozenset({"models"}))) as served:
+        assert await send(served, "POST", f"/upstream/alpha{path}", b"{}") == 200
+        assert await send(served, "GET", "/upstream/alpha/metrics") == 200
+
+
+async def test_a_look_at_a_server_of_several_models_may_unload_one_there() -> None:
+    """llama-swap's `GET /unload`."""
+    async with serve(middleware=keyed(scopes=frozenset({"models"}))) as served:
+        served.ctx.targets = {ALPHA: replace(served.ctx.targets[ALPHA], router=False, slots=False)}
+        assert await send(served, "GET", "/upstream/alpha/unload") == 403
+        assert await send(served, "GET", "/upstream/alpha/v1/models") == 200
+
+
+@pytest.mark.parametrize("several", [True, False])
+async def test_of_a_server_with_several_models_none_but_the_one_asked_for_is_named(several: bool) -> None:
+    """It would load the other, whatever has the card; one with its own names for adapters gets what was written."""
+    async with serve() as served:
+        other = replace(served.ctx.targets[ALPHA], router=False, slots=False, several=several)
+        served.ctx.targets = {ALPHA: other}
+        await send(served, "POST", "/upstream/alpha/v1/chat/completions", b'{"model":"beta"}')
+        await send(served, "POST", "/upstream/alpha/v1/audio/transcriptions", form(("model", b"beta")), FORM)
+        named = b"alpha" if several else b"beta"
+        chat, sound = served.upstream.seen
+        assert json.loads(chat.body) == {"model": named.decode()}
+        assert sound.body == form(("model", named))
+
+
+async def test_nobody_loads_unloads_or_reloads_a_routers_models_through_it() -> None:
     async with serve() as served:
         assert await send(served, "POST", "/upstream/alpha/models/unload", b'{"model": "alpha"}') == 403
         assert await send(served, "POST", "/upstream/alpha//models/load", b'{"model": "beta"}') == 403
         assert served.upstream.seen == []
+        await send(served, "GET", "/upstream/alpha/v1/models?reload=1&x=2")
+        assert served.upstream.seen[0].query == {"x": "2", "model": "alpha", "autoload": "false"}
+
+
+async def test_of_an_answers_headers_none_acts_for_swappers_own_pages() -> None:
+    async def script(request: web.Request) -> web.StreamResponse:
+        theirs = {"Set-Cookie": "a=b", "Service-Worker-Allowed": "/", "Clear-Site-Data": "*", "X-Swapper-Swap": "sw_1"}
+        return web.Response(text="page", headers={**theirs, "X-Kept": "1"})
+
+    async with serve() as served:
+        served.upstream.scripts = [script]
+        async with served.client.get(served.url + "/upstream/alpha/") as response:
+            kept = {*response.headers}
+        assert "X-Kept" in kept
+        assert not {"Set-Cookie", "Service-Worker-Allowed", "Clear-Site-Data", "X-Swapper-Swap"} & kept
 
 
 async def test_a_call_of_a_models_own_server_waits_for_the_card_like_any_other() -> None:

@@ -26,7 +26,7 @@ from swapper.jobs.runner import Jobs
 from swapper.store.memory import MemoryStore
 from swapper.store.protocol import Ended, NotFound, WrongToken
 from swapper.store.tail import Tail
-from workers.jobs import JobProcess, Place, ever_running, still_running
+from workers.jobs import JobProcess, Place, ever_running, still_running, temporary
 
 QUICK = (sys.executable, "-c", "import sys; open(sys.argv[1], 'w').write('x')", "{output}")
 LONG = (sys.executable, "-c", "import time; time.sleep(600)", "{output}")
@@ -108,7 +108,8 @@ async def running(
     tail = Tail(store)
     media, folder, number = tmp_path / "media", tmp_path / "jobs", itertools.count()
     media.mkdir()
-    (folder / "jb_none").mkdir(parents=True)
+    (folder / ".running").mkdir(parents=True)
+    (folder / ".running" / "jb_none").touch()
     jobs = Jobs(
         store,
         tail,
@@ -138,7 +139,7 @@ async def tidied(rig: Rig) -> None:
     """Until the first tidying, with which it begins, is over."""
     async with asyncio.timeout(20):
         while True:
-            if not rig.folder.joinpath("jb_none").exists():
+            if not ever_running(rig.folder):  # the last thing it looks at
                 return
             await asyncio.sleep(0)  # a turn for everybody else
 
@@ -265,7 +266,10 @@ async def test_of_one_that_is_over_nothing_is_said_to_run(tmp_path: Path) -> Non
 async def test_what_runs_of_one_that_the_store_has_forgotten_is_ended_and_its_folder_goes(tmp_path: Path) -> None:
     async with running(tmp_path) as rig:
         await tidied(rig)
-        forgotten = JobProcess("jb_old", rig.folder / "jb_old", {})
+        final = tmp_path / "movie.mkv"
+        forgotten = JobProcess("jb_old", rig.folder / "jb_old", {"output": str(final)})
+        hidden = temporary(str(final), "jb_old")
+        hidden.write_text("half of it")
         await forgotten.start(LONG, dict(os.environ), Place("ls_old", "gpu0"), begins, follows=False)
         pid = forgotten.pid()
         assert pid is not None
@@ -275,6 +279,7 @@ async def test_what_runs_of_one_that_the_store_has_forgotten_is_ended_and_its_fo
         await rig.jobs.tidy()
         assert not psutil.pid_exists(pid)
         assert not (rig.folder / "jb_old").exists()
+        assert not hidden.exists()
         assert rig.jobs.process(job).pid() is not None
         await rig.jobs.cancel(job)
         await rig.over(job)
@@ -295,7 +300,7 @@ async def test_the_folder_of_one_that_comes_while_it_is_tidied_stays(tmp_path: P
 
         rig.store.jobs = jobs
         await rig.jobs.tidy()
-        assert [path.name for path in rig.folder.iterdir()] == [made[0].id]
+        assert {path.name for path in rig.folder.iterdir()} == {".running", made[0].id}
 
 
 async def test_one_for_whose_lease_there_was_no_room_says_so(tmp_path: Path) -> None:

@@ -109,6 +109,18 @@ async def test_what_is_cut_of_another_tenant_or_half_written_goes_and_nothing_el
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
+async def test_a_note_that_cannot_be_read_costs_none_of_the_others(tmp_path: Path) -> None:
+    for tenant in BOTH:
+        index, noted = await followed(tmp_path)
+        answer(index, "ab", tenant=tenant)
+        await noted.close()
+    first, _ = sorted(tmp_path.iterdir())
+    first.unlink()
+    first.mkdir()
+    again = await loaded(tmp_path, load="")
+    assert sorted(len(again.conversations(tenant)) for tenant in BOTH) == [0, 1]
+
+
 async def test_a_note_is_bounded_in_conversations_and_in_links(tmp_path: Path) -> None:
     index, noted = await followed(tmp_path)
     for at in range(MOST + 5):

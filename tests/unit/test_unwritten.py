@@ -10,7 +10,7 @@ import pytest
 from swapper.errors import BackendDown, BackendError
 from tests.support import fake_kinds
 from tests.support.fake_control import FakeControl
-from tests.unit.test_kinds_whole import running, sglang
+from tests.unit.test_kinds_whole import running, sglang, vllm
 from workers.backend import TenantState
 from workers.comfyui.marker import Marker
 from workers.control import Phase, Seen
@@ -103,19 +103,26 @@ def stuck(folder: Path) -> None:
     (folder / "released.json").mkdir()
 
 
-@pytest.mark.parametrize(("accident", "said"), [(away, "so nothing was released"), (stuck, "cannot be removed")])
-async def test_without_its_mark_nothing_of_sglang_is_released(
-    tmp_path: Path, accident: Callable[[Path], None], said: str
-) -> None:
+async def test_a_vllm_that_is_awake_is_there_though_its_mark_cannot_be_removed(tmp_path: Path) -> None:
+    fake = fake_kinds.Vllm("m")
+    backend = vllm(fake, tmp_path)
+    async with running(fake, backend):
+        (tmp_path / "waking").mkdir()
+        assert await backend.observe() == {"s": TenantState.LOADED}
+        with pytest.raises(BackendDown, match=r"waking cannot be removed"):
+            await backend.release("s", limit_ms=60_000)
+
+
+@pytest.mark.parametrize("accident", [away, stuck])
+async def test_without_its_mark_nothing_of_sglang_is_released(tmp_path: Path, accident: Callable[[Path], None]) -> None:
     fake = fake_kinds.Sglang("m")
     backend = sglang(fake, tmp_path)
     async with running(fake, backend):
         accident(tmp_path)
-        with pytest.raises(BackendDown, match=said):
+        with pytest.raises(BackendDown, match="so nothing was released"):
             await backend.release("s", limit_ms=60_000)
         assert "POST /release_memory_occupation" not in fake.posts()
-        seen = await backend.observe()
-        assert seen == {"s": TenantState.UNREACHABLE if accident is stuck else TenantState.LOADED}
+        assert await backend.observe() == {"s": TenantState.LOADED}
 
 
 async def test_without_its_mark_nothing_of_sglang_is_resumed(tmp_path: Path) -> None:
