@@ -240,9 +240,22 @@ def without_secret(url: str) -> str:
 
 
 @contextmanager
-def _as_store_down(where: str) -> Generator[None]:
+def _still_cancelled() -> Generator[None]:
+    """Who was cancelled meanwhile ends: redis-py loses a cancellation that comes while a connection is set up."""
+    task = asyncio.current_task()
+    before = 0 if task is None else task.cancelling()
     try:
         yield
+    finally:
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError
+
+
+@contextmanager
+def _as_store_down(where: str) -> Generator[None]:
+    try:
+        with _still_cancelled():
+            yield
     except (TimeoutError, rex.TimeoutError) as error:
         raise StoreDown(f"the store at {where} did not answer in time") from error
     except (rex.ConnectionError, rex.InvalidResponse, rex.ResponseError, OSError) as error:

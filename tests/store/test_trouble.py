@@ -12,6 +12,7 @@ from typing import cast
 import psutil
 import pytest
 import redis.exceptions as rex
+from fakeredis import FakeServer
 
 from swapper.errors import ConfigError, StoreDown
 from swapper.store import embedded
@@ -19,6 +20,7 @@ from swapper.store.embedded import Embedded
 from swapper.store.functions import LIBRARY
 from swapper.store.redis import Client, RedisStore, without_secret
 from tests.store.acts import NOW, ask, draw
+from tests.support.api import fake_store
 
 
 class Scripted:
@@ -176,3 +178,24 @@ def test_a_password_never_shows() -> None:
     assert without_secret("redis://ann:s3cret@host:6379/2") == "redis://host:6379/2"
     assert without_secret("unix://ann:s3cret@/run/redis.sock") == "unix:///run/redis.sock"
     assert without_secret("redis://host") == "redis://host"
+
+
+async def test_who_is_cancelled_ends_at_whatever_moment_of_a_call_it_comes() -> None:
+    """Also while the connection is made: a serve that is stopped would wait for ever for one that went on."""
+    server = FakeServer()
+    ended: list[object] = []
+    for turns in range(1, 12):
+        store = await fake_store(server)
+
+        async def asked(store: RedisStore = store) -> None:
+            await store.lease("ls_1")
+            await asyncio.Event().wait()
+
+        task = asyncio.create_task(asked())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        async with asyncio.timeout(5):
+            ended += await asyncio.gather(task, return_exceptions=True)
+        await store.close()
+    assert [type(one) for one in ended] == [asyncio.CancelledError] * 11
