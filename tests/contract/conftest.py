@@ -13,12 +13,15 @@ from pathlib import Path
 import pytest
 
 from swapper.demo.models import make_models
+from tests.contract.controls import Docker
 from tests.contract.talk import Talk
 from tests.support.dockerd import Dockerd, needed
 from tests.support.fake_server import FakeServer, fake_processes
 from tests.support.plain import PlainServer
 from tests.support.router import RealRouter
 from workers.backend import Backend
+from workers.control.docker import DockerControl
+from workers.control.engine import Engine
 from workers.llama.router import LlamaRouter
 from workers.llama.server import LlamaServer
 
@@ -204,6 +207,10 @@ async def backend(world: World, tmp_path: Path) -> AsyncIterator[Backend]:
 @pytest.fixture(scope="session")
 def engine() -> Iterator[Dockerd]:
     """A Docker engine with busybox; each test has containers of its own."""
+    yield from _engine()
+
+
+def _engine() -> Iterator[Dockerd]:
     needed()
     engine = Dockerd()
     try:
@@ -211,3 +218,31 @@ def engine() -> Iterator[Dockerd]:
         yield engine
     finally:
         engine.stop()
+
+
+@pytest.fixture
+def mine(engine: Dockerd) -> Iterator[Dockerd]:
+    """The shared engine; the containers of the test are removed at its end."""
+    yield engine
+    for one in engine.api.containers(all=True):
+        engine.api.remove_container(one["Id"], force=True)
+
+
+@pytest.fixture
+def own() -> Iterator[Dockerd]:
+    """An engine that the test may kill."""
+    yield from _engine()
+
+
+@pytest.fixture
+async def docker() -> AsyncIterator[Docker]:
+    """Makes controls of an engine's containers, and closes them at the end."""
+    all_made: list[DockerControl] = []
+
+    def one(engine: Dockerd, container: str = "it") -> DockerControl:
+        all_made.append(DockerControl("tenant", container, Engine(engine.url)))
+        return all_made[-1]
+
+    yield one
+    for control in all_made:
+        await control.close()

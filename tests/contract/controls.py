@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -22,6 +23,9 @@ from workers.control.kube import Cluster
 from workers.control.kubernetes import KubernetesControl
 from workers.control.process import WatchedProcess
 from workers.control.systemd import SystemdControl
+
+Docker = Callable[..., DockerControl]
+"""Makes the control of an engine's container: `(engine, container="it")`."""
 
 
 class Rig(Protocol):

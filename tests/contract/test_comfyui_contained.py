@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from datetime import datetime
 from pathlib import Path
 
@@ -21,13 +21,6 @@ from workers.control.engine import Engine
 ME = "comfyui"
 SYSTEM = tuple(place for place in ("/lib", "/lib64", "/usr") if Path(place).exists())
 PYTHON = tuple({sys.prefix, sys.base_prefix, str(Path(aiohttp.__file__).parents[1])})
-
-
-@pytest.fixture
-def mine(engine: Dockerd) -> Iterator[Dockerd]:
-    yield engine
-    for one in engine.api.containers(all=True):
-        engine.api.remove_container(one["Id"], force=True)
 
 
 @pytest.fixture

@@ -3,54 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
 
 import psutil
 import pytest
 
 from swapper.errors import BackendDown, BackendError, BackendRefused
-from tests.contract.controls import until
-from tests.support.dockerd import DEAF, LIVING, Dockerd, needed
+from tests.contract.controls import Docker, until
+from tests.support.dockerd import DEAF, LIVING, Dockerd
 from workers.backend import TenantState
 from workers.control import ExitStatus, Phase
 from workers.control.docker import DockerControl
-from workers.control.engine import Engine
 from workers.onoff import OnOff
-
-Made = Callable[..., DockerControl]
-
-
-@pytest.fixture
-def mine(engine: Dockerd) -> Iterator[Dockerd]:
-    """The shared engine; the containers of the test are removed at its end."""
-    yield engine
-    for one in engine.api.containers(all=True):
-        engine.api.remove_container(one["Id"], force=True)
-
-
-@pytest.fixture
-def own() -> Iterator[Dockerd]:
-    """An engine that the test may kill."""
-    needed()
-    engine = Dockerd()
-    try:
-        engine.start().busybox()
-        yield engine
-    finally:
-        engine.stop()
-
-
-@pytest.fixture
-async def made() -> AsyncIterator[Made]:
-    all_made: list[DockerControl] = []
-
-    def one(engine: Dockerd, container: str = "it") -> DockerControl:
-        all_made.append(DockerControl("tenant", container, Engine(engine.url)))
-        return all_made[-1]
-
-    yield one
-    for control in all_made:
-        await control.close()
 
 
 async def up(control: DockerControl) -> None:
@@ -58,22 +21,22 @@ async def up(control: DockerControl) -> None:
     await until(control, Phase.UP)
 
 
-async def test_a_container_is_found_by_its_name_its_id_and_its_service(mine: Dockerd, made: Made) -> None:
+async def test_a_container_is_found_by_its_name_its_id_and_its_service(mine: Dockerd, docker: Docker) -> None:
     labels = {"com.docker.compose.project": "media", "com.docker.compose.service": "ml"}
     made_id = mine.create("it", labels=labels)
     for word in ("it", made_id, made_id[:12], "media/ml"):
-        control = made(mine, word)
+        control = docker(mine, word)
         await up(control)
         assert (await control.look()).containers == (made_id,)
         await control.stop()
         assert mine.state("it")["Running"] is False
 
 
-async def test_of_several_that_match_each_is_named_and_none_is_touched(mine: Dockerd, made: Made) -> None:
+async def test_of_several_that_match_each_is_named_and_none_is_touched(mine: Dockerd, docker: Docker) -> None:
     labels = {"com.docker.compose.project": "media", "com.docker.compose.service": "ml"}
     for name in ("media-ml-1", "media-ml-2"):
         mine.create(name, labels=labels)
-    control = made(mine, "media/ml")
+    control = docker(mine, "media/ml")
     said = "several containers are media/ml of Compose: media-ml-1, media-ml-2; write the name of the one that is meant"
     with pytest.raises(BackendRefused, match=said):
         await control.ensure()
@@ -90,9 +53,9 @@ async def test_of_several_that_match_each_is_named_and_none_is_touched(mine: Doc
     ],
 )
 async def test_one_that_is_not_there_is_a_sentence_that_says_what_to_do(
-    mine: Dockerd, made: Made, word: str, said: str
+    mine: Dockerd, docker: Docker, word: str, said: str
 ) -> None:
-    control = made(mine, word)
+    control = docker(mine, word)
     seen = await control.look()
     assert (seen.phase, control.alive()) == (Phase.MISSING, False)
     assert said in seen.why
@@ -102,9 +65,11 @@ async def test_one_that_is_not_there_is_a_sentence_that_says_what_to_do(
     assert [seen.why] == await control.problems()
 
 
-async def test_one_made_anew_under_its_name_is_it_and_one_known_by_its_id_is_gone(mine: Dockerd, made: Made) -> None:
+async def test_one_made_anew_under_its_name_is_it_and_one_known_by_its_id_is_gone(
+    mine: Dockerd, docker: Docker
+) -> None:
     first = mine.create("it")
-    named, known = made(mine), made(mine, first)
+    named, known = docker(mine), docker(mine, first)
     await up(named)
     mine.api.remove_container("it", force=True)
     second = mine.create("it")
@@ -113,9 +78,9 @@ async def test_one_made_anew_under_its_name_is_it_and_one_known_by_its_id_is_gon
     assert (await known.look()).phase is Phase.MISSING
 
 
-async def test_its_first_process_is_its_own_and_ends_with_it(mine: Dockerd, made: Made) -> None:
+async def test_its_first_process_is_its_own_and_ends_with_it(mine: Dockerd, docker: Docker) -> None:
     mine.create("it")
-    control = made(mine)
+    control = docker(mine)
     await up(control)
     pid = control.pid()
     assert pid == mine.state("it")["Pid"]
@@ -126,12 +91,14 @@ async def test_its_first_process_is_its_own_and_ends_with_it(mine: Dockerd, made
     assert control.exit_status() == ExitStatus(0, None, control.exit_status().ended_ms)  # pyright: ignore[reportOptionalMemberAccess]
 
 
-async def test_a_stop_waits_as_long_as_the_container_itself_wants_to_be_waited_for(mine: Dockerd, made: Made) -> None:
+async def test_a_stop_waits_as_long_as_the_container_itself_wants_to_be_waited_for(
+    mine: Dockerd, docker: Docker
+) -> None:
     slow = "trap 'sleep 1.5; exit 0' TERM; echo up; while :; do sleep 0.05; done"
     mine.create("it", slow, stop_timeout=30)
     mine.create("hasty", slow)
     for name, status, noted in (("it", 0, None), ("hasty", 137, note("hasty", "SIGTERM", 1))):
-        control = made(mine, name)
+        control = docker(mine, name)
         await up(control)
         await spoken(control, "up")
         await control.stop(100)
@@ -151,9 +118,9 @@ async def spoken(control: DockerControl, line: str) -> None:
         pass
 
 
-async def test_a_first_process_that_does_not_hear_is_killed_and_that_is_told(mine: Dockerd, made: Made) -> None:
+async def test_a_first_process_that_does_not_hear_is_killed_and_that_is_told(mine: Dockerd, docker: Docker) -> None:
     mine.create("it", DEAF)
-    control = made(mine)
+    control = docker(mine)
     await up(control)
     await spoken(control, "up")
     await control.stop(1_000)
@@ -167,9 +134,9 @@ async def test_a_first_process_that_does_not_hear_is_killed_and_that_is_told(min
     assert control.notes() is None, "it was not this stop that killed it"
 
 
-async def test_a_paused_one_is_there_and_is_neither_left_nor_killed_for_it(mine: Dockerd, made: Made) -> None:
+async def test_a_paused_one_is_there_and_is_neither_left_nor_killed_for_it(mine: Dockerd, docker: Docker) -> None:
     mine.create("it")
-    control = made(mine)
+    control = docker(mine)
     await up(control)
     await spoken(control, "up")
     mine.api.pause("it")
@@ -183,10 +150,10 @@ async def test_a_paused_one_is_there_and_is_neither_left_nor_killed_for_it(mine:
     assert (await control.look()).phase is Phase.UP
 
 
-async def test_with_a_health_check_it_is_up_once_that_passes(mine: Dockerd, made: Made) -> None:
+async def test_with_a_health_check_it_is_up_once_that_passes(mine: Dockerd, docker: Docker) -> None:
     check = {"test": ["CMD-SHELL", "test -e /well || (echo not well; false)"], "interval": 50_000_000, "retries": 600}
     mine.create("it", f"{LIVING}", healthcheck={**check, "timeout": 5_000_000_000})
-    backend = OnOff("tenant", made(mine), grace_ms=5_000)
+    backend = OnOff("tenant", docker(mine), grace_ms=5_000)
     loading = asyncio.ensure_future(backend.load("tenant"))
     async for _ in backend.changes():
         if (await backend.observe())["tenant"] is TenantState.LOADING:
@@ -197,10 +164,12 @@ async def test_with_a_health_check_it_is_up_once_that_passes(mine: Dockerd, made
     assert await backend.observe() == {"tenant": TenantState.LOADED}
 
 
-async def test_a_load_of_one_that_is_unhealthy_says_what_its_check_said_and_stops_it(mine: Dockerd, made: Made) -> None:
+async def test_a_load_of_one_that_is_unhealthy_says_what_its_check_said_and_stops_it(
+    mine: Dockerd, docker: Docker
+) -> None:
     check = {"test": ["CMD-SHELL", "echo no card; false"], "interval": 50_000_000, "retries": 1}
     mine.create("it", healthcheck={**check, "timeout": 5_000_000_000})
-    backend = OnOff("tenant", made(mine), grace_ms=5_000)
+    backend = OnOff("tenant", docker(mine), grace_ms=5_000)
     with pytest.raises(BackendError, match="does not work: the health check of the container it fails: no card"):
         await backend.load("tenant")
     assert await backend.observe() == {"tenant": TenantState.UNLOADED}
@@ -211,9 +180,9 @@ async def in_it(engine: Dockerd, script: str) -> None:
     await asyncio.to_thread(engine.api.exec_start, made["Id"])
 
 
-async def test_the_log_is_that_of_the_last_run(mine: Dockerd, made: Made) -> None:
+async def test_the_log_is_that_of_the_last_run(mine: Dockerd, docker: Docker) -> None:
     mine.create("it", "test -e /again && { echo no card; exit 3; }; touch /again; echo the first run")
-    control = made(mine)
+    control = docker(mine)
     for said in ("the first run", "no card"):
         await control.ensure()
         await until(control, Phase.GONE)
@@ -221,15 +190,15 @@ async def test_the_log_is_that_of_the_last_run(mine: Dockerd, made: Made) -> Non
     assert await OnOff("tenant", control, grace_ms=5_000).observe() == {"tenant": TenantState.FAILED}
 
 
-async def test_one_that_cannot_be_started_says_why_in_the_engines_words(mine: Dockerd, made: Made) -> None:
+async def test_one_that_cannot_be_started_says_why_in_the_engines_words(mine: Dockerd, docker: Docker) -> None:
     mine.create("it", ["/no/such/program"])
     with pytest.raises(BackendRefused, match=r"it cannot be started: .*no such file"):
-        await made(mine).ensure()
+        await docker(mine).ensure()
 
 
-async def test_its_end_is_told_and_not_looked_for(mine: Dockerd, made: Made) -> None:
+async def test_its_end_is_told_and_not_looked_for(mine: Dockerd, docker: Docker) -> None:
     mine.create("it")
-    control = made(mine)
+    control = docker(mine)
     await up(control)
     told = control.changes()
     await anext(told)
@@ -240,9 +209,9 @@ async def test_its_end_is_told_and_not_looked_for(mine: Dockerd, made: Made) -> 
     assert control.alive() is True
 
 
-async def test_who_asks_without_waiting_knows_of_an_end_once_it_was_told(mine: Dockerd, made: Made) -> None:
+async def test_who_asks_without_waiting_knows_of_an_end_once_it_was_told(mine: Dockerd, docker: Docker) -> None:
     mine.create("it", "read line; exit 4", stdin_open=True)
-    control = made(mine)
+    control = docker(mine)
     await up(control)
     told = control.changes()
     await anext(told)
@@ -253,10 +222,10 @@ async def test_who_asks_without_waiting_knows_of_an_end_once_it_was_told(mine: D
 
 
 async def test_one_that_restarts_always_stays_stopped_until_its_engine_begins_anew_and_is_stopped_again(
-    own: Dockerd, made: Made
+    own: Dockerd, docker: Docker
 ) -> None:
     own.create("it", restart="always")
-    control = made(own)
+    control = docker(own)
     backend = OnOff("tenant", control, grace_ms=5_000)
     await backend.load("tenant")
     await backend.release("tenant", limit_ms=1)
@@ -280,9 +249,9 @@ async def again(engine: Dockerd, control: DockerControl) -> None:
     await asyncio.to_thread(engine.start)
 
 
-async def test_what_an_engine_that_is_gone_ran_counts_as_there_until_it_is_back(own: Dockerd, made: Made) -> None:
+async def test_what_an_engine_that_is_gone_ran_counts_as_there_until_it_is_back(own: Dockerd, docker: Docker) -> None:
     own.create("it", restart="always")
-    control = made(own)
+    control = docker(own)
     backend = OnOff("tenant", control, grace_ms=5_000)
     await backend.load("tenant")
     await asyncio.to_thread(own.kill)
@@ -298,11 +267,11 @@ async def test_what_an_engine_that_is_gone_ran_counts_as_there_until_it_is_back(
 
 
 async def test_an_engine_that_hangs_is_no_stopped_container_and_keeps_nobody_waiting_for_long(
-    own: Dockerd, made: Made, monkeypatch: pytest.MonkeyPatch
+    own: Dockerd, docker: Docker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workers.control.engine.ANSWER_S", 1)
     own.create("it")
-    control = made(own)
+    control = docker(own)
     await up(control)
     own.pause()
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -14,48 +13,12 @@ import pytest
 from docker.errors import APIError
 
 from swapper.errors import BackendDown, BackendError
-from tests.contract.controls import until
-from tests.support.dockerd import DEAF, Dockerd, needed
+from tests.contract.controls import Docker, until
+from tests.support.dockerd import DEAF, Dockerd
 from workers.backend import TenantState
 from workers.control import Phase
 from workers.control.docker import DockerControl
-from workers.control.engine import Engine
 from workers.onoff import OnOff
-
-Made = Callable[..., DockerControl]
-
-
-@pytest.fixture
-def mine(engine: Dockerd) -> Iterator[Dockerd]:
-    """The shared engine; the containers of the test are removed at its end."""
-    yield engine
-    for one in engine.api.containers(all=True):
-        engine.api.remove_container(one["Id"], force=True)
-
-
-@pytest.fixture
-def own() -> Iterator[Dockerd]:
-    """An engine that the test may kill."""
-    needed()
-    engine = Dockerd()
-    try:
-        engine.start().busybox()
-        yield engine
-    finally:
-        engine.stop()
-
-
-@pytest.fixture
-async def made() -> AsyncIterator[Made]:
-    all_made: list[DockerControl] = []
-
-    def one(engine: Dockerd, container: str = "it") -> DockerControl:
-        all_made.append(DockerControl("tenant", container, Engine(engine.url)))
-        return all_made[-1]
-
-    yield one
-    for control in all_made:
-        await control.close()
 
 
 async def up(control: DockerControl) -> int:
@@ -74,10 +37,10 @@ async def spoken(control: DockerControl, line: str) -> None:
 
 
 async def test_one_that_is_renamed_while_it_runs_is_there_and_is_what_a_release_stops(
-    mine: Dockerd, made: Made
+    mine: Dockerd, docker: Docker
 ) -> None:
     mine.create("it")
-    control = made(mine)
+    control = docker(mine)
     backend = OnOff("tenant", control, grace_ms=5_000)
     pid = await up(control)
     mine.api.rename("it", "that")
@@ -91,10 +54,10 @@ async def test_one_that_is_renamed_while_it_runs_is_there_and_is_what_a_release_
 
 
 async def test_one_of_before_that_runs_on_beside_the_one_that_has_its_name_now_is_there_and_is_stopped(
-    mine: Dockerd, made: Made
+    mine: Dockerd, docker: Docker
 ) -> None:
     mine.create("it")
-    control = made(mine)
+    control = docker(mine)
     pid = await up(control)
     mine.api.rename("it", "before")
     second = mine.create("it")
@@ -105,12 +68,12 @@ async def test_one_of_before_that_runs_on_beside_the_one_that_has_its_name_now_i
     assert (await control.look()).containers == (second,)
 
 
-async def test_of_several_that_match_none_counts_as_gone_while_one_may_run(mine: Dockerd, made: Made) -> None:
+async def test_of_several_that_match_none_counts_as_gone_while_one_may_run(mine: Dockerd, docker: Docker) -> None:
     labels = {"com.docker.compose.project": "media", "com.docker.compose.service": "ml"}
     for name in ("media-ml-1", "media-ml-2"):
         mine.create(name, labels=labels)
         mine.api.start(name)
-    control = made(mine, "media/ml")
+    control = docker(mine, "media/ml")
     backend = OnOff("tenant", control, grace_ms=5_000)
     seen = await control.look()
     assert (seen.phase, control.alive()) == (Phase.UNREACHABLE, None)
@@ -120,9 +83,9 @@ async def test_of_several_that_match_none_counts_as_gone_while_one_may_run(mine:
         await backend.release("tenant", limit_ms=1)
 
 
-async def test_one_that_is_removed_while_it_is_stopped_is_gone(mine: Dockerd, made: Made) -> None:
+async def test_one_that_is_removed_while_it_is_stopped_is_gone(mine: Dockerd, docker: Docker) -> None:
     mine.create("it", DEAF)
-    control = made(mine)
+    control = docker(mine)
     pid = await up(control)
     await spoken(control, "up")
     stopping = asyncio.ensure_future(control.stop(60_000))
@@ -132,9 +95,9 @@ async def test_one_that_is_removed_while_it_is_stopped_is_gone(mine: Dockerd, ma
     assert (await control.look()).phase is Phase.MISSING
 
 
-async def test_one_that_is_paused_while_it_is_stopped_is_ended_all_the_same(mine: Dockerd, made: Made) -> None:
+async def test_one_that_is_paused_while_it_is_stopped_is_ended_all_the_same(mine: Dockerd, docker: Docker) -> None:
     mine.create("it", DEAF)
-    control = made(mine)
+    control = docker(mine)
     pid = await up(control)
     await spoken(control, "up")
     stopping = asyncio.ensure_future(control.stop(1_000))
@@ -145,9 +108,11 @@ async def test_one_that_is_paused_while_it_is_stopped_is_ended_all_the_same(mine
     assert (await control.look()).phase is Phase.GONE
 
 
-async def test_one_that_somebody_stops_by_hand_is_gone_and_its_load_brings_it_back(mine: Dockerd, made: Made) -> None:
+async def test_one_that_somebody_stops_by_hand_is_gone_and_its_load_brings_it_back(
+    mine: Dockerd, docker: Docker
+) -> None:
     mine.create("it", restart="always")
-    control = made(mine)
+    control = docker(mine)
     backend = OnOff("tenant", control, grace_ms=5_000)
     await up(control)
     await asyncio.to_thread(mine.api.stop, "it", 5)
@@ -159,10 +124,10 @@ async def test_one_that_somebody_stops_by_hand_is_gone_and_its_load_brings_it_ba
 
 @pytest.mark.parametrize("restart", ["always", "unless-stopped", "on-failure"])
 async def test_one_whose_policy_starts_it_again_is_another_run_and_a_stop_ends_that(
-    mine: Dockerd, made: Made, restart: str
+    mine: Dockerd, docker: Docker, restart: str
 ) -> None:
     mine.create("it", restart=restart)
-    control = made(mine)
+    control = docker(mine)
     pid = await up(control)
     before = (await control.look()).run
     os.kill(pid, signal.SIGKILL)
@@ -175,9 +140,11 @@ async def test_one_whose_policy_starts_it_again_is_another_run_and_a_stop_ends_t
     assert mine.state("it")["Running"] is False
 
 
-async def test_one_between_two_attempts_of_its_policy_is_there_and_can_be_stopped(mine: Dockerd, made: Made) -> None:
+async def test_one_between_two_attempts_of_its_policy_is_there_and_can_be_stopped(
+    mine: Dockerd, docker: Docker
+) -> None:
     mine.create("it", "exit 3", restart="always")
-    control = made(mine)
+    control = docker(mine)
     await control.ensure()
     await until(control, Phase.STARTING)
     await control.stop()
@@ -185,10 +152,10 @@ async def test_one_between_two_attempts_of_its_policy_is_there_and_can_be_stoppe
 
 
 async def test_an_engine_that_dies_during_a_stop_says_nothing_and_the_next_stop_ends_it(
-    own: Dockerd, made: Made
+    own: Dockerd, docker: Docker
 ) -> None:
     own.create("it", DEAF)
-    control = made(own)
+    control = docker(own)
     backend = OnOff("tenant", control, grace_ms=60_000)
     pid = await up(control)
     await spoken(control, "up")
@@ -209,11 +176,11 @@ async def test_an_engine_that_dies_during_a_stop_says_nothing_and_the_next_stop_
 
 
 async def test_an_engine_that_fails_to_look_is_no_container_that_is_missing(
-    mine: Dockerd, made: Made, monkeypatch: pytest.MonkeyPatch
+    mine: Dockerd, docker: Docker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As while its storage is broken: it answers, and with no container."""
     mine.create("it")
-    control = made(mine)
+    control = docker(mine)
     await up(control)
 
     def broken(_: object, client: Any) -> object:  # noqa: ANN401
