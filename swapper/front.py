@@ -116,8 +116,10 @@ def target_of(config: Config, tenant: str) -> Target:
 
 def _models(config: Config, tenant: str) -> Iterator[ModelInfo]:
     _, one = config.served()[tenant]
+    ttl_s = round((config.spec().tenants[tenant].ttl_ms or 0) / 1000)
     if one.models:
-        yield from (ModelInfo(model, tenant, aliases) for model, aliases in one.models)
+        yield from (ModelInfo(model, tenant, aliases, ttl_s=ttl_s) for model, aliases in one.models)
         return
     options = model_options(config, tenant, os.environ)
-    yield ModelInfo(one.name, tenant, one.names[1:], options.context_per_slot() if options else None)
+    context = options.context_per_slot() if options else None
+    yield ModelInfo(one.name, tenant, one.names[1:], context, ttl_s)

@@ -56,7 +56,10 @@ def served(server: str, entry: TenantEntry) -> tuple[Served, ...]:
 
 
 def _whole(server: str, entry: TenantEntry, here: Loc) -> Served:
-    """All that a server serves is there or not, together: it needs the sum, and is a default if one of them is."""
+    """All that a server serves is there or not, together: it needs the sum, and is a default if one of them is.
+
+    It leaves once none of them was called for as long as theirs say; one without a ttl keeps it.
+    """
     models = tuple((model, one.aliases) for model, one in entry.models.items())
     entries = tuple(entry.models.values())
     first = next(iter(entry.models), server)
@@ -64,12 +67,14 @@ def _whole(server: str, entry: TenantEntry, here: Loc) -> Served:
     need = "all" if "all" in needs else sum(need for need in needs if isinstance(need, int)) or None
     known = len(needs) == max(1, len(entries)) or entry.vram_mib is not None
     limits = [one.concurrency for one in entries if one.concurrency is not None]
+    ttls = [one.ttl_ms for one in entries if one.ttl_ms is not None]
     together = {
         "vram_mib": need if known else None,
         "aliases": tuple(alias for one in entries for alias in one.aliases),
         "default": any(one.default for one in entries),
         "concurrency": sum(limits) if limits and len(limits) == len(entries) else None,
         "api_key_env": next((one.api_key_env for one in entries if one.api_key_env), None),
+        "ttl_ms": max(ttls) if ttls and len(ttls) == len(entries) else None,
         "on_over": next((one.on_over for one in entries if one.on_over), None),
     }
     names = tuple(dict.fromkeys(name for model, aliases in models for name in (model, *aliases)))

@@ -54,12 +54,16 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A line of `/v1/models`: the id people use, its other names, tokens of context per slot where known."""
+    """A line of `/v1/models`: the id people use, its other names, tokens of context per slot where known.
+
+    `ttl_s`: seconds without a call after which it leaves its card, 0 for never.
+    """
 
     id: str
     tenant: str
     aliases: tuple[str, ...] = ()
     context_length: int | None = None
+    ttl_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)

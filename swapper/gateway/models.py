@@ -56,7 +56,7 @@ def _running(ctx: GatewayContext) -> Handler:
             state = _state(ctx, model.tenant)
             if state is not None:
                 proxy = ctx.targets[model.tenant].url
-                told = {"cmd": "", "proxy": proxy, "ttl": 0, "name": model.id, "description": ""}
+                told = {"cmd": "", "proxy": proxy, "ttl": model.ttl_s, "name": model.id, "description": ""}
                 lines.append({"model": model.id, "state": state, **told})
         return _json({"running": lines})
 

@@ -165,3 +165,12 @@ def test_what_a_sleeping_server_keeps_is_told_of() -> None:
     assert any("add it to the reserve of card gpu0" in one for one in config.notices)
     text = OPENAI.replace("openai", "vllm").replace("}}}", "}}, sleep: 1}")
     assert read(text, cards="{gpu0: {vram: 24GiB, reserve: 1GiB}}").notices == ()
+
+
+@pytest.mark.parametrize(("second", "ttl_ms"), [(", ttl: 5m", 300_000), ("", None)])
+def test_a_server_of_several_names_leaves_once_none_of_them_was_called_for_so_long(
+    tmp_path: Path, second: str, ttl_ms: int | None
+) -> None:
+    models = f"models: {{one: {{vram: 1GiB, ttl: 1m}}, two: {{vram: 1GiB{second}}}}}"
+    text = f"cards: {{gpu0: {{vram: 24GiB}}}}\ntenants:\n  v: {{kind: vllm, sleep: 1, url: 'http://127.0.0.1:9', {models}}}\n"
+    assert loads(text, folder=tmp_path, environ={}).spec().tenants["v"].ttl_ms == ttl_ms

@@ -35,6 +35,15 @@ async def test_a_server_that_says_it_of_its_models_is_believed(tmp_path: Path, k
         assert found["lora"]["meta"] == {"n_ctx": 40_960}
 
 
+async def test_what_runs_tells_after_how_many_seconds_without_a_call_it_leaves(tmp_path: Path) -> None:
+    fake = OpenAi("m")
+    tenants = f"  a: {{kind: openai, url: '{fake.url}', models: {{m: {{vram: 4GiB, ttl: 90s}}}}}}"
+    async with serving(tmp_path, tenants, fake) as front:
+        await front.chat("m")
+        [line] = (await front.get("/running"))["running"]
+        assert (line["model"], line["state"], line["ttl"]) == ("m", "ready", 90)
+
+
 @pytest.mark.parametrize("told", ["many", 0, -5, True, None])
 async def test_what_is_no_number_of_tokens_tells_nothing(told: object) -> None:
     fake = OpenAi("m")
