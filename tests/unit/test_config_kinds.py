@@ -172,5 +172,6 @@ def test_a_server_of_several_names_leaves_once_none_of_them_was_called_for_so_lo
     tmp_path: Path, second: str, ttl_ms: int | None
 ) -> None:
     models = f"models: {{one: {{vram: 1GiB, ttl: 1m}}, two: {{vram: 1GiB{second}}}}}"
-    text = f"cards: {{gpu0: {{vram: 24GiB}}}}\ntenants:\n  v: {{kind: vllm, sleep: 1, url: 'http://127.0.0.1:9', {models}}}\n"
+    server = f"kind: vllm, sleep: 1, url: 'http://127.0.0.1:9', {models}"
+    text = f"cards: {{gpu0: {{vram: 24GiB}}}}\ntenants: {{v: {{{server}}}}}"
     assert loads(text, folder=tmp_path, environ={}).spec().tenants["v"].ttl_ms == ttl_ms
