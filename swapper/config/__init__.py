@@ -3,7 +3,8 @@
 from swapper.config.config import Config, tenant_id
 from swapper.config.keys import ApiKey
 from swapper.config.load import load, loads
-from swapper.config.schema import CardEntry, GatewayEntry, ModelEntry, PolicyEntry, SnapshotsEntry, TenantEntry
+from swapper.config.models import ModelEntry
+from swapper.config.schema import CardEntry, GatewayEntry, PolicyEntry, SnapshotsEntry, TenantEntry
 
 __all__ = [
     "ApiKey",

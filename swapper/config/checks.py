@@ -274,7 +274,9 @@ def _names(document: Document) -> Iterator[Said]:
     for server, entry in document.tenants.items():
         for one in served(server, entry):
             for name in one.names:
-                place = (*one.loc, "aliases") if name in one.entry.aliases else one.loc
+                by_name = name in one.entry.filters.by_name and name not in one.entry.aliases
+                place = (*one.loc, "filters", "by_name", name) if by_name else one.loc
+                place = (*one.loc, "aliases") if name in one.entry.aliases else place
                 other = owners.setdefault(name, one.tenant)
                 if other != one.tenant:
                     yield place, f"{name!r} is already a name of {other}; names and aliases are unique"

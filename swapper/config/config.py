@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swapper.config.keys import ApiKey
+from swapper.config.models import ModelEntry
 from swapper.config.recipes import recipes
 from swapper.config.recipients import Recipient
 from swapper.config.schema import (
     CardEntry,
     Document,
     GatewayEntry,
-    ModelEntry,
     PolicyEntry,
     TenantEntry,
 )
@@ -100,6 +100,11 @@ class Config:
     def model(self, tenant: str) -> ModelEntry:
         """The entry of a tenant id; KeyError when there is none."""
         return self.served()[tenant][1].entry
+
+    def entries(self, tenant: str) -> Mapping[str, ModelEntry]:
+        """What is written of each model of a tenant, by what its server calls it; KeyError when there is none."""
+        server, one = self.served()[tenant]
+        return self.tenants[server].models if one.models else {one.name: one.entry}
 
     def models(self) -> Mapping[str, str]:
         """Every name and alias a caller may use for a model -> its tenant id."""

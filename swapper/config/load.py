@@ -32,6 +32,9 @@ WHERE = ("listen", "state_dir", "auth")
 _HINTS = {
     "key": "a secret is never written here; name it with key_env or key_file",
     "api_key": "a secret is never written here; name its environment variable with api_key_env",
+    "stripParams": "here it is called strip",
+    "setParams": "here it is called set",
+    "setParamsByID": "here it is called by_name",
 }
 
 

@@ -2,135 +2,40 @@
 
 Invariant: every documented key is known here, unknown ones are errors; what needs more than one section to judge is in
 checks.py. A key whose value has a unit keeps its plain name in the file (`vram`) and is read as `vram_mib` in code.
-Nothing here opens a file; paths become absolute by the folder and home given in the validation context.
+How values are read is in values.py, what stands under one model in models.py.
 """
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    StrictBool,
-    StrictInt,
-    ValidationInfo,
-    model_validator,
+from pydantic import BeforeValidator, Field, PlainValidator, StrictBool, StrictInt, model_validator
+
+from swapper.config.models import ModelEntry
+from swapper.config.values import (
+    Bytes,
+    Class,
+    Commands,
+    Control,
+    FilePath,
+    HttpUrl,
+    KeepAliveMs,
+    Kind,
+    Listen,
+    Mib,
+    Ms,
+    OnOver,
+    OptionalMs,
+    Probe,
+    Section,
+    Text,
+    Variable,
+    Vram,
+    gpu_names,
+    listed,
 )
-
-from swapper.config.units import duration_ms, size_bytes, size_mib
 from swapper.core.types import WorkClass
-
-ALL = "all"
-
-
-def _text(value: object) -> object:
-    return str(value) if type(value) is int else value
-
-
-def _vram(value: object) -> int | Literal["all"]:
-    return "all" if value == ALL else size_mib(value)
-
-
-def _optional_ms(value: object) -> int | None:
-    return None if value is None else duration_ms(value)
-
-
-def _keep_alive_ms(value: object) -> int | None:
-    return None if value is None or (type(value) is int and value == -1) else duration_ms(value)
-
-
-def _commands(value: object) -> tuple[tuple[str, ...], ...]:
-    """One command, or a list of them; each is a list of texts."""
-    items = cast("list[object]", value) if isinstance(value, list) else []
-    commands = [cast("list[object]", one) for one in items if isinstance(one, list)]
-    if not commands and items:
-        commands = [items]
-    elif len(commands) != len(items) or not all(commands) or not commands:
-        raise ValueError("must be a command and its arguments, like [notify-send, loaded], or a list of such lists")
-    if any(isinstance(part, bool) or not isinstance(part, str | int) for one in commands for part in one):
-        raise ValueError("must be made of texts: it is run without a shell")
-    return tuple(tuple(str(part) for part in one) for one in commands)
-
-
-def _gpus(value: object) -> tuple[str, ...]:
-    entries: list[object] = list(value) if isinstance(value, list) else [value]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-    for entry in entries:
-        if isinstance(entry, bool) or not isinstance(entry, int | str):
-            raise ValueError("must be a GPU's index, its UUID, or a list of them")
-    return tuple(str(entry) for entry in entries)
-
-
-def _path(value: object, info: ValidationInfo) -> Path:
-    if not isinstance(value, str) or not value:
-        raise ValueError("must be a path")
-    context: dict[str, Path] = info.context or {}
-    home = context.get("home")
-    if home is not None and (value == "~" or value.startswith("~/")):
-        return home / value[2:]
-    return context.get("folder", Path()) / value
-
-
-def _listen(value: str) -> str:
-    host, colon, port = value.rpartition(":")
-    if not colon or not host or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
-        raise ValueError(f"{value!r} is not host:port; write it like 127.0.0.1:9292")
-    return value
-
-
-def _variable(value: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*(=[^\0]*)?", value):
-        raise ValueError(f"{value!r} is no variable; write NAME, or NAME=value")
-    return value
-
-
-def _http(value: str) -> str:
-    if not value.startswith(("http://", "https://")) or len(value.split("://", 1)[1].strip("/")) == 0:
-        raise ValueError(f"{value!r} is not a server's address; write it like http://127.0.0.1:8080")
-    return value.rstrip("/")
-
-
-def _class(value: object) -> WorkClass:
-    try:
-        return WorkClass(str(value))
-    except ValueError:
-        raise ValueError(f"{value!r} is not one of {', '.join(WorkClass)}") from None
-
-
-def _listed(value: object) -> object:
-    return [value] if isinstance(value, str | dict) else value  # pyright: ignore[reportUnknownVariableType]
-
-
-Text = Annotated[str, BeforeValidator(_text)]
-Mib = Annotated[int, PlainValidator(size_mib)]
-Bytes = Annotated[int, PlainValidator(size_bytes)]
-Ms = Annotated[int, PlainValidator(duration_ms)]
-OptionalMs = Annotated[int | None, PlainValidator(_optional_ms)]
-KeepAliveMs = Annotated[int | None, PlainValidator(_keep_alive_ms)]
-Commands = Annotated[tuple[tuple[str, ...], ...], PlainValidator(_commands)]
-Vram = Annotated[int | Literal["all"], PlainValidator(_vram)]
-FilePath = Annotated[Path, PlainValidator(_path)]
-Variable = Annotated[Text, AfterValidator(_variable)]
-Listen = Annotated[Text, AfterValidator(_listen)]
-HttpUrl = Annotated[Text, AfterValidator(_http)]
-Class = Annotated[WorkClass, PlainValidator(_class)]
-
-Kind = Literal["llama-router", "llama-server", "comfyui", "ollama", "vllm", "sglang", "llama-swap", "openai", "none"]
-Control = Literal["attach", "command", "docker", "kubernetes", "systemd"]
-Probe = Literal["nvml", "amdgpu", "unified", "declared"]
-OnOver = Literal["alert", "restart", "evict"]
-
-
-class Section(BaseModel):
-    """Base of all sections: frozen, unknown keys refused, values with units read under their key's name."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class KeyEntry(Section):
@@ -170,8 +75,8 @@ class CardEntry(Section):
     """
 
     probe: Probe | None = None
-    index: Annotated[tuple[str, ...], PlainValidator(_gpus)] | None = None
-    uuid: Annotated[tuple[str, ...], PlainValidator(_gpus)] | None = None
+    index: Annotated[tuple[str, ...], PlainValidator(gpu_names)] | None = None
+    uuid: Annotated[tuple[str, ...], PlainValidator(gpu_names)] | None = None
     vram_mib: Mib | None = Field(default=None, alias="vram")
     reserve_mib: Mib = Field(default=0, alias="reserve")
     foreign_mib: Mib = Field(default=256, alias="foreign")
@@ -216,22 +121,6 @@ class HooksEntry(Section):
     after_release: Commands = ()
     timeout_ms: Ms = Field(default=60_000, alias="timeout")
     on_failure: Literal["fail", "ignore"] = "fail"
-
-
-class ModelEntry(Section):
-    """One model of a server that serves several by name. `api_key_env`, `on_over`: where it is not the server's.
-
-    `ram`: what it takes of the machine's memory beside its card.
-    """
-
-    vram_mib: Vram | None = Field(default=None, alias="vram")
-    ram_mib: Mib | None = Field(default=None, alias="ram")
-    aliases: tuple[Text, ...] = ()
-    ttl_ms: OptionalMs = Field(default=None, alias="ttl")
-    default: StrictBool = False
-    concurrency: Annotated[StrictInt, Field(ge=1)] | None = None
-    api_key_env: Text | None = None
-    on_over: OnOver | None = None
 
 
 class TenantEntry(Section):
@@ -351,7 +240,7 @@ class Document(Section):
     state_dir: FilePath = Field(default=cast("Path", "~/.local/state/swapper"), validate_default=True)
     redis: Text | None = None
     auth: Auth = Auth()
-    notify: Annotated[tuple[NotifyEntry, ...], BeforeValidator(_listed)] = ()
+    notify: Annotated[tuple[NotifyEntry, ...], BeforeValidator(listed)] = ()
     cards: dict[str, CardEntry]
     tenants: dict[str, TenantEntry] = Field(default_factory=dict)
     recipes: dict[str, RecipeEntry] = Field(default_factory=dict)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swapper.config.schema import ModelEntry, TenantEntry
+from swapper.config.models import ModelEntry
+from swapper.config.schema import TenantEntry
 from swapper.config.yamltext import Loc
 
 ONE_MODEL = frozenset({"llama-server"})
@@ -45,14 +46,18 @@ def served(server: str, entry: TenantEntry) -> tuple[Served, ...]:
         return (_whole(server, entry, here),)
     if entry.kind not in ONE_MODEL:
         return tuple(
-            Served(f"{server}/{model}", model, one, (model, *one.aliases), (*here, "models", model))
+            Served(f"{server}/{model}", model, one, _called(model, one), (*here, "models", model))
             for model, one in entry.models.items()
         )
     for model, one in entry.models.items():
         whole = one if one.vram_mib is not None else one.model_copy(update={"vram_mib": entry.vram_mib})
-        names = tuple(dict.fromkeys((model, server, *one.aliases)))
+        names = tuple(dict.fromkeys((model, server, *one.other_names)))
         return (Served(server, model, whole, names, (*here, "models", model)),)
     return (Served(server, server, ModelEntry().model_copy(update={"vram_mib": entry.vram_mib}), (server,), here),)
+
+
+def _called(model: str, one: ModelEntry) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((model, *one.other_names)))
 
 
 def _whole(server: str, entry: TenantEntry, here: Loc) -> Served:
@@ -60,7 +65,7 @@ def _whole(server: str, entry: TenantEntry, here: Loc) -> Served:
 
     It leaves once none of them was called for as long as theirs say; one without a ttl keeps it.
     """
-    models = tuple((model, one.aliases) for model, one in entry.models.items())
+    models = tuple((model, _called(model, one)[1:]) for model, one in entry.models.items())
     entries = tuple(entry.models.values())
     first = next(iter(entry.models), server)
     needs = [one.vram_mib for one in entries if one.vram_mib is not None] or [entry.vram_mib]
@@ -70,7 +75,7 @@ def _whole(server: str, entry: TenantEntry, here: Loc) -> Served:
     ttls = [one.ttl_ms for one in entries if one.ttl_ms is not None]
     together = {
         "vram_mib": need if known else None,
-        "aliases": tuple(alias for one in entries for alias in one.aliases),
+        "aliases": tuple(name for one in entries for name in one.other_names),
         "default": any(one.default for one in entries),
         "concurrency": sum(limits) if limits and len(limits) == len(entries) else None,
         "api_key_env": next((one.api_key_env for one in entries if one.api_key_env), None),
