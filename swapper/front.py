@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import cast
@@ -20,6 +20,7 @@ from swapper.config.served import LLAMA, ONE_MODEL, WHOLE
 from swapper.core.types import Swap
 from swapper.gateway.admission import Admission
 from swapper.gateway.context import GatewayContext, Limits, ModelInfo, Target
+from swapper.gateway.filters import Filter, filter_of
 from swapper.gateway.member import Member
 from swapper.gateway.noted import Noted
 from swapper.gateway.pipe import open_session
@@ -74,6 +75,7 @@ async def front_of(config: Config, folder: StateFolder, store: RedisStore, stack
         names=config.models(),
         targets={t: target_of(config, t) for t in config.models().values()},
         models=tuple(one for t in dict.fromkeys(config.models().values()) for one in _models(config, t)),
+        filters=filters_of(config),
         limits=limits,
         admission=admission,
         member=member,
@@ -112,6 +114,20 @@ def target_of(config: Config, tenant: str) -> Target:
         "several": entry.kind not in ONE_MODEL | WHOLE,
     }
     return Target(tenant, cast("str", entry.url), one.name, api_key(entry, one), others=others, **kind)
+
+
+def filters_of(config: Config) -> Mapping[str, Filter]:
+    """What is changed in the bodies of calls, by each name that is called; the server's own name means its first."""
+    found: dict[str, Filter] = {}
+    for tenant, (_, one) in config.served().items():
+        entries = config.entries(tenant)
+        owners = {name: entry for model, entry in entries.items() for name in (model, *entry.other_names)}
+        for name in one.names:
+            own = owners.get(name, next(iter(entries.values()))).filters
+            made = filter_of(own.strip, own.set, own.by_name.get(name, {}))
+            if made is not None:
+                found[name] = made
+    return found
 
 
 def _models(config: Config, tenant: str) -> Iterator[ModelInfo]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from swapper.gateway.child import Children
+from swapper.gateway.filters import Filter
 
 if TYPE_CHECKING:
     import aiohttp
@@ -150,6 +151,7 @@ def _to_nobody(_tenant: str, _code: int, _waited_ms: int) -> None:
 class GatewayContext:
     """Everything a handler needs. `names` maps every name a client may use to a tenant id.
 
+    `filters`: what is changed in the bodies of calls, by the name that is called.
     `told` hears of each call's end: the tenant, the HTTP status that went out (LEFT: none did), ms spent waiting.
     `contexts`: tokens a call may have, by tenant and model, as servers tell that while they run.
     """
@@ -163,6 +165,7 @@ class GatewayContext:
     session: aiohttp.ClientSession
     told: Callable[[str, int, int], None] = _to_nobody
     contexts: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
+    filters: Mapping[str, Filter] = field(default_factory=dict[str, Filter])
     budget: Budget = field(init=False)
     inflating: asyncio.Semaphore = field(init=False)
     parsing: asyncio.Semaphore = field(init=False)

@@ -1,12 +1,12 @@
-"""The model of a call whose body is a form (audio, pictures to be edited), and the form under another model name.
+"""The model of a call whose body is a form (audio, pictures to be edited), and the form with other fields.
 
-Invariant: read strictly by the rules of RFC 7578, so that the server reads the same form; every part but `model` keeps
-its bytes.
+Invariant: read strictly by the rules of RFC 7578, so that the server reads the same form; every part that is not named
+keeps its bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from email.message import Message
 
 from multipart import MultipartError, MultipartSegment, PushMultipartParser
@@ -49,12 +49,29 @@ def parse_form(body: bytes, content_type: str) -> Ask | Problem:
 
 def form_with_model(body: bytes, model: str, content_type: str) -> bytes:
     """The same form under another model name. `body` was read by `parse_form`."""
+    return form_with(body, {"model": model.encode()}, content_type)
+
+
+def form_with(body: bytes, values: Mapping[str, bytes | None], content_type: str) -> bytes:
+    """The same form with these fields, without those whose value is None. `body` was read by `parse_form`.
+
+    A file is no field, whatever its name.
+    """
     edge = b"--" + _boundary(content_type).encode()
     pieces: list[bytes] = []
+    missing = {name: value for name, value in values.items() if value is not None}
     for segment, data in _parts(body, content_type):
+        name = segment.name or ""
+        if segment.filename is None and name in values:
+            value = missing.pop(name, None)
+            if value is None:
+                continue  # taken out, or there already
+            data = value
         head = "".join(f"{name}: {value}\r\n" for name, value in segment.headerlist)
-        ours = segment.name == "model" and segment.filename is None
-        pieces += (edge, b"\r\n", head.encode(), b"\r\n", model.encode() if ours else data, b"\r\n")
+        pieces += (edge, b"\r\n", head.encode(), b"\r\n", data, b"\r\n")
+    for name, value in missing.items():
+        head = f'Content-Disposition: form-data; name="{name}"\r\n'
+        pieces += (edge, b"\r\n", head.encode(), b"\r\n", value, b"\r\n")
     return b"".join((*pieces, edge, b"--\r\n"))
 
 

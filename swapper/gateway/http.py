@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -21,7 +21,8 @@ from swapper.core.types import WorkClass
 from swapper.gateway import errors
 from swapper.gateway.admission import Full
 from swapper.gateway.context import LEFT, GatewayContext, Held
-from swapper.gateway.form import form_with_model, is_form, parse_form
+from swapper.gateway.filters import Filter
+from swapper.gateway.form import form_with, form_with_model, is_form, parse_form
 from swapper.gateway.models import model_routes
 from swapper.gateway.parse import Ask, Decoding, decoding, parse_body, parse_class, with_model
 from swapper.gateway.pipe import Exchange
@@ -35,6 +36,7 @@ SERVER_OPTIONS: dict[str, Any] = {"handler_cancellation": True, "auto_decompress
 LARGE_BYTES = 1 << 20
 """From here on a body is parsed in a pass of its own: 64 MiB take up to a quarter of a second."""
 
+_T = TypeVar("_T")
 Reader = Callable[[GatewayContext, web.Request, Held], Awaitable["Asked | Problem | web.Response"]]
 """What finds out what is asked for; it may answer itself."""
 
@@ -106,13 +108,31 @@ def _reads_body(route: Route) -> Reader:
             return problem
         kind = request.headers.get("Content-Type", "")
         form = is_form(kind)
-        ask = await _parsed(ctx, held.body, partial(parse_form, content_type=kind) if form else parse_body)
+        parse = partial(parse_form, content_type=kind) if form else parse_body
+        ask = await _parsed(ctx, held.body, parse)
+        if isinstance(ask, Ask) and (found := ctx.filters.get(ask.model)) is not None:
+            ask = await _filtered(ctx, held, ask, found, kind if form else None)
         if isinstance(ask, Problem):
             return ask
         rename = partial(form_with_model, content_type=kind) if form else with_model
         return Asked(ask, replace(_way(request, route), rename=rename))
 
     return read
+
+
+async def _filtered(ctx: GatewayContext, held: Held, ask: Ask, found: Filter, form: str | None) -> Ask | Problem:
+    """The body as its model's entry has it, and what it asks for then: what is followed is what the server reads.
+
+    `form`: the Content-Type, where it is one.
+    """
+    change = found.body if form is None else partial(form_with, values=found.form(), content_type=form)
+    body = await _parsed(ctx, held.body, change)
+    if body is held.body:
+        return ask
+    if not held.add(max(len(body) - held.size, 0)):
+        return errors.body_budget(ctx.limits.body_budget)
+    held.body = body
+    return await _parsed(ctx, body, parse_body if form is None else partial(parse_form, content_type=form))
 
 
 def _reads_query(route: Route) -> Reader:
@@ -209,7 +229,7 @@ async def _next_piece(ctx: GatewayContext, undo: Decoding, pieces: Iterator[byte
         return await asyncio.to_thread(next, pieces, b"")
 
 
-async def _parsed(ctx: GatewayContext, body: bytes, parse: Callable[[bytes], Ask | Problem]) -> Ask | Problem:
+async def _parsed(ctx: GatewayContext, body: bytes, parse: Callable[[bytes], _T]) -> _T:
     if len(body) <= LARGE_BYTES:
         return parse(body)
     async with ctx.parsing:

@@ -96,6 +96,13 @@ def test_what_it_shows_of_needs_is_accepted_without_a_notice() -> None:
     assert [(t.need_from, t.on_over) for t in tenants.values()] == [("unknown", "alert"), ("declared", "restart")]
 
 
+def test_what_it_shows_of_a_models_entry_is_accepted_without_a_notice() -> None:
+    [block] = [block for block in _blocks("yaml") if "filters:" in block]
+    config = loads(block, folder=Path("/"), environ={"HOME": "/"})
+    assert config.notices == ()
+    assert set(config.models()) == {"qwen3-32b", "llama", "chat", "qwen3-32b-fast"}
+
+
 def test_a_router_started_as_it_shows_loses_no_conversation() -> None:
     [line] = [line for line in _lines() if line.startswith("llama-server ")]
     program, *arguments = shlex.split(line)
