@@ -99,11 +99,15 @@ class Wire:
             except ConnectionError:
                 return b""
 
-    async def answer(self, method: str = "POST") -> Got:
-        """The next answer, to its end or to the connection's. Raises h11.RemoteProtocolError where it is no HTTP."""
+    async def answer(self, method: str = "POST", before: bytes = b"") -> Got:
+        """The next answer, to its end or to the connection's; `before`: what was read of it already.
+
+        Raises h11.RemoteProtocolError where it is no HTTP.
+        """
         talk = h11.Connection(h11.CLIENT, max_incomplete_event_size=1 << 22)
         talk.send(h11.Request(method=method, target="/", headers=[("Host", "gateway")]))
         talk.send(h11.EndOfMessage())
+        talk.receive_data(before or await self.some())
         head: h11.Response | None = None
         interim, body = list[int](), bytearray()
         while True:
@@ -127,6 +131,13 @@ class Wire:
                 return _got(head, body, interim, complete=True)
             else:
                 raise ConnectionError("the connection ended without an answer")
+
+    async def until(self, mark: bytes) -> bytes:
+        """What comes, raw, up to a mark at its end, or to the connection's."""
+        found = b""
+        while not found.endswith(mark) and (more := await self.some()):
+            found += more
+        return found
 
     async def ended(self) -> bytes:
         """What comes until the server ends the connection."""
