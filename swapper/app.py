@@ -157,7 +157,7 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
         await started(backends)
         coordinator = Coordinator(store, spec, new_id)
         front = await front_of(config, folder, store, stack)
-        front.contexts = coordinator.seen.contexts
+        front.contexts, front.inputs = coordinator.seen.contexts, coordinator.seen.inputs
         await background(stack, failed, until_ended(front.member), "gateway")
         await background(stack, failed, watch_folder(folder, store, spec), "watch over the state folder")
         live = _Live(coordinator, spec, front.member, folder)

@@ -65,7 +65,9 @@ def _llama(name: str, entry: TenantEntry, config: Config, control: Control) -> B
     url, common = cast("str", entry.url), _common(entry, config)
     if entry.kind == "llama-server":
         ours = entry.control != "attach"
-        return LlamaServer(url, tenant=name, control=control, ours=ours, command=entry.command, **common)
+        model = served(name, entry)[0].name
+        own = {"tenant": name, "model": model, "control": control, "ours": ours, "command": entry.command}
+        return LlamaServer(url, **own, **common)
     tenants = {one.tenant: one.name for one in served(name, entry)}
     return LlamaRouter(url, tenants=tenants, server=name, control=control, **common)
 

@@ -232,6 +232,7 @@ class Coordinator:
         await self._read(cast("Mapping[str, Mapping[str, object]]", report.data.get("cards", {})))
         marks = cast("Mapping[str, tuple[int, int]]", report.data.get("marks", {}))
         self.seen.contexts.update(cast("Mapping[str, Mapping[str, int]]", report.data.get("contexts", {})))
+        self.seen.inputs.update(cast("Mapping[str, Mapping[str, Sequence[str]]]", report.data.get("inputs", {})))
         self.seen.carried_out.update({card: (token, n) for card, (token, n) in marks.items()})
         mark = cast("int", report.data.get("mark", 0))
         if report.executor.removeprefix("agent:") not in self.seen.hosts or mark > (await self._look()).token:

@@ -5,9 +5,10 @@ Invariant: of a serve that was killed the dead gateway leaves the store before t
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import cast
@@ -15,17 +16,17 @@ from typing import cast
 from swapper.api.ids import new_id
 from swapper.backends import api_key
 from swapper.config import Config
-from swapper.config.advice import model_options
 from swapper.config.served import LLAMA, ONE_MODEL, WHOLE
 from swapper.core.types import Swap
 from swapper.gateway.admission import Admission
-from swapper.gateway.context import GatewayContext, Limits, ModelInfo, Target
+from swapper.gateway.context import GatewayContext, Limits, Target
 from swapper.gateway.filters import Filter, filter_of
 from swapper.gateway.member import Member
 from swapper.gateway.noted import Noted
 from swapper.gateway.pipe import open_session
 from swapper.gateway.resume import resume, stands
 from swapper.gateway.written import Written
+from swapper.listing import models_of
 from swapper.snapshots.bodies import Bodies
 from swapper.snapshots.index import Index
 from swapper.snapshots.notes import Notes
@@ -74,7 +75,7 @@ async def front_of(config: Config, folder: StateFolder, store: RedisStore, stack
     context = GatewayContext(
         names=config.models(),
         targets={t: target_of(config, t) for t in config.models().values()},
-        models=tuple(one for t in dict.fromkeys(config.models().values()) for one in _models(config, t)),
+        models=await asyncio.to_thread(models_of, config, os.environ),
         filters=filters_of(config),
         limits=limits,
         admission=admission,
@@ -128,14 +129,3 @@ def filters_of(config: Config) -> Mapping[str, Filter]:
             if made is not None:
                 found[name] = made
     return found
-
-
-def _models(config: Config, tenant: str) -> Iterator[ModelInfo]:
-    _, one = config.served()[tenant]
-    ttl_s = round((config.spec().tenants[tenant].ttl_ms or 0) / 1000)
-    if one.models:
-        yield from (ModelInfo(model, tenant, aliases, ttl_s=ttl_s) for model, aliases in one.models)
-        return
-    options = model_options(config, tenant, os.environ)
-    context = options.context_per_slot() if options else None
-    yield ModelInfo(one.name, tenant, one.names[1:], context, ttl_s)

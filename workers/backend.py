@@ -7,7 +7,7 @@ lines are in it. A backend knows its server and its files, and nothing of policy
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -333,6 +333,15 @@ class Sized(Protocol):
     """A backend whose server tells how many tokens a call may have."""
 
     def contexts(self) -> Mapping[str, Mapping[str, int]]:
+        """By tenant and model as the server calls it, as last told; a look costs nothing. Never raises."""
+        ...
+
+
+@runtime_checkable
+class Sensing(Protocol):
+    """A backend whose server tells what its models take: `text`, `image`, `audio`."""
+
+    def inputs(self) -> Mapping[str, Mapping[str, Sequence[str]]]:
         """By tenant and model as the server calls it, as last told; a look costs nothing. Never raises."""
         ...
 

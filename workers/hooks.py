@@ -30,6 +30,7 @@ from workers.backend import (
     Room,
     SaveArgs,
     Saved,
+    Sensing,
     Sized,
     TenantState,
 )
@@ -158,6 +159,10 @@ class Hooked:
     def contexts(self) -> Mapping[str, Mapping[str, int]]:
         """What the backend's server told of them, where it does."""
         return self._inner.contexts() if isinstance(self._inner, Sized) else {}
+
+    def inputs(self) -> Mapping[str, Mapping[str, Sequence[str]]]:
+        """What the backend's server told its models take, where it does."""
+        return self._inner.inputs() if isinstance(self._inner, Sensing) else {}
 
     async def files(self, tenant: str) -> tuple[Path, ...]:
         """The files that the backend's tenant loads, where it knows them."""

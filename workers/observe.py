@@ -8,10 +8,10 @@ are carried through like any other, on every card of their server. It reads and 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from workers.backend import Backend, Owners, Probe, Processes, Reading, Sized, TenantState, Unread
+from workers.backend import Backend, Owners, Probe, Processes, Reading, Sensing, Sized, TenantState, Unread
 from workers.supervise import Crash, supervised
 from workers.vram.holders import Holder
 
@@ -95,6 +95,11 @@ class Sight:
     def contexts(self) -> dict[str, Mapping[str, int]]:
         """Tokens that a call may have, by tenant and model, as far as their servers have told."""
         known = [backend.contexts() for backend in self._backends.values() if isinstance(backend, Sized)]
+        return {tenant: dict(told) for one in known for tenant, told in one.items()}
+
+    def inputs(self) -> dict[str, Mapping[str, Sequence[str]]]:
+        """What their models take, by tenant and model, as far as their servers have told."""
+        known = [backend.inputs() for backend in self._backends.values() if isinstance(backend, Sensing)]
         return {tenant: dict(told) for one in known for tenant, told in one.items()}
 
     def linger(self, card: str, holders: Iterable[Holder]) -> None:

@@ -6,9 +6,10 @@ it never loads or unloads a tenant.
 
 Data of `observed`: `tenants {id: state}`, with those that run and are not configured, `cards {name: reading, MiB}`
 (`{unread: why}` of one that could not be read; `lingering`, who left it and lives on), `troubles {server: why}` of
-those that could not be started, `contexts {tenant: {model: tokens}}` where servers tell that, and `marks {card: [token,
-n]}`: this command and all before it had been carried out on the card before it was looked at. One that tells what was
-done to a server has `said`, a sentence, `server`, its name, and `on`, its cards, instead.
+those that could not be started, `contexts {tenant: {model: tokens}}` and `inputs {tenant: {model: [text, image, ..]}}`
+where servers tell that, and `marks {card: [token, n]}`: this command and all before it had been carried out on the card
+before it was looked at. One that tells what was done to a server has `said`, a sentence, `server`, its name, and `on`,
+its cards, instead.
 """
 
 from __future__ import annotations
@@ -166,9 +167,9 @@ class Watch:
             marks |= {card: min(mark, marks.get(card, mark)) for card, mark in seen.marks.items()}
         tenants = {tenant: str(state) for tenant, state in states.items()}
         troubles = {server: seen.trouble for server, seen in self._servers.items() if seen.trouble is not None}
-        told = self._sight.contexts()
+        beside = {"contexts": self._sight.contexts(), "inputs": self._sight.inputs()}
         picture = {"tenants": tenants, "cards": cards, "marks": marks, "troubles": troubles}
-        return {**picture, **({"contexts": told} if told else {})}
+        return {**picture, **{name: told for name, told in beside.items() if told}}
 
     async def _look_on(self, server: str) -> None:
         seen = self._servers[server]

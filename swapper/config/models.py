@@ -6,7 +6,7 @@ Invariant: as in schema.py. Parameters of calls are values as JSON has them, and
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictInt
 
@@ -46,6 +46,14 @@ def _json(name: str, value: object) -> None:
         _json(name, one)
 
 
+def _metadata(value: dict[str, Any]) -> dict[str, Any]:
+    for name, one in value.items():
+        _json(name, one)
+    return value
+
+
+Metadata = Annotated[dict[str, Any], AfterValidator(_metadata)]
+Modality = Literal["text", "image", "audio", "video"]
 Parameters = Annotated[dict[str, Any], AfterValidator(_parameters)]
 Names = Annotated[tuple[Annotated[Text, AfterValidator(_parameter)], ...], BeforeValidator(_names)]
 
@@ -61,10 +69,27 @@ class FiltersEntry(Section):
     by_name: dict[str, Parameters] = Field(default_factory=dict)
 
 
+class CapabilitiesEntry(Section):
+    """What a model can do, for who lists the models: what is not written is found out where it can be.
+
+    `in`, `out`: text, image, audio, video. `context`: tokens that a call may have.
+    """
+
+    inputs: tuple[Modality, ...] | None = Field(default=None, alias="in")
+    outputs: tuple[Modality, ...] | None = Field(default=None, alias="out")
+    tools: StrictBool | None = None
+    embeddings: StrictBool | None = None
+    reranker: StrictBool | None = None
+    context: Annotated[StrictInt, Field(ge=1)] | None = None
+
+
 class ModelEntry(Section):
     """One model of a server that serves several by name. `api_key_env`, `on_over`: where it is not the server's.
 
     `ram`: what it takes of the machine's memory beside its card. `filters`: what of its calls' bodies is changed.
+
+    `name`, `description`, `metadata`, `capabilities`: what `/v1/models` tells of it; `unlisted`: it is left out there,
+    and called all the same.
     """
 
     vram_mib: Vram | None = Field(default=None, alias="vram")
@@ -76,6 +101,11 @@ class ModelEntry(Section):
     api_key_env: Text | None = None
     on_over: OnOver | None = None
     filters: FiltersEntry = FiltersEntry()
+    name: Text | None = None
+    description: Text | None = None
+    metadata: Metadata = Field(default_factory=dict)
+    unlisted: StrictBool = False
+    capabilities: CapabilitiesEntry = CapabilitiesEntry()
 
     @property
     def other_names(self) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ class Seen:
     `carried_out`: card -> the (token, n) up to which its agent had carried out everything when it looked.
     `idle_since`: card -> since when no call runs or waits, ms. `used`: tenant with a ttl -> when it was used last, ms.
     `watches`: card -> what its readings showed so far. `troubles`: executor -> server -> why it could not be started.
-    `contexts`: tenant -> model at its server -> tokens that a call may have.
+    `contexts`: tenant -> model at its server -> tokens that a call may have; `inputs`: likewise what it takes.
     """
 
     hosts: set[str] = field(default_factory=set[str])
@@ -41,6 +41,7 @@ class Seen:
     used: dict[str, int] = field(default_factory=dict[str, int])
     watches: dict[str, Watch] = field(default_factory=dict[str, Watch])
     contexts: dict[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
+    inputs: dict[str, Mapping[str, Sequence[str]]] = field(default_factory=dict[str, Mapping[str, Sequence[str]]])
     troubles: dict[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
 
     def why_not_started(self) -> dict[str, str]:

@@ -7,12 +7,13 @@ large body, and what is known of the routers' children.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from swapper.gateway.child import Children
 from swapper.gateway.filters import Filter
+from swapper.gateway.listed import ModelInfo
 
 if TYPE_CHECKING:
     import aiohttp
@@ -51,20 +52,6 @@ class Target:
     def auth(self) -> dict[str, str]:
         """The headers that let us in."""
         return {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """A line of `/v1/models`: the id people use, its other names, tokens of context per slot where known.
-
-    `ttl_s`: seconds without a call after which it leaves its card, 0 for never.
-    """
-
-    id: str
-    tenant: str
-    aliases: tuple[str, ...] = ()
-    context_length: int | None = None
-    ttl_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +140,8 @@ class GatewayContext:
 
     `filters`: what is changed in the bodies of calls, by the name that is called.
     `told` hears of each call's end: the tenant, the HTTP status that went out (LEFT: none did), ms spent waiting.
-    `contexts`: tokens a call may have, by tenant and model, as servers tell that while they run.
+    `contexts`: tokens a call may have, by tenant and model, as servers tell that while they run; `inputs`: likewise
+    what a model takes.
     """
 
     names: Mapping[str, str]
@@ -165,6 +153,7 @@ class GatewayContext:
     session: aiohttp.ClientSession
     told: Callable[[str, int, int], None] = _to_nobody
     contexts: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
+    inputs: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict[str, Mapping[str, Sequence[str]]])
     filters: Mapping[str, Filter] = field(default_factory=dict[str, Filter])
     budget: Budget = field(init=False)
     inflating: asyncio.Semaphore = field(init=False)

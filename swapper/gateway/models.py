@@ -7,46 +7,59 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from urllib.parse import unquote
 
 import msgspec
 from aiohttp import web
 
-from swapper.gateway.context import GatewayContext, ModelInfo
+from swapper.gateway import errors
+from swapper.gateway.context import GatewayContext
+from swapper.gateway.listed import ModelInfo
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+ONE = "/v1/models/"
 
 
 def model_routes(ctx: GatewayContext) -> list[web.RouteDef]:
     """The routes that list models."""
-    listed = _listed(ctx)
-    return [web.get("/v1/models", listed), web.get("/models", listed), web.get("/running", _running(ctx))]
-
-
-def _listed(ctx: GatewayContext) -> Handler:
     created = int(time.time())
+    listed = _listed(ctx, created)
+    return [
+        *(web.get(path, listed) for path in ("/v1/models", "/models")),
+        web.get(ONE + "{name:.+}", _one(ctx, created)),
+        web.get("/running", _running(ctx)),
+    ]
 
+
+def _listed(ctx: GatewayContext, created: int) -> Handler:
     async def handle(request: web.Request) -> web.StreamResponse:
-        models = sorted(ctx.models, key=lambda model: model.id)
+        models = sorted((model for model in ctx.models if not model.unlisted), key=lambda model: model.id)
         return _json({"object": "list", "data": [_line(ctx, model, created) for model in models]})
 
     return handle
 
 
-def _line(ctx: GatewayContext, model: ModelInfo, created: int) -> dict[str, object]:
-    loaded = ctx.admission.gate(model.tenant).open
-    line: dict[str, object] = {
-        "id": model.id,
-        "object": "model",
-        "created": created,
-        "owned_by": "swapper",
-        "aliases": list(model.aliases),
-        "status": {"value": "loaded" if loaded else "unloaded"},
-    }
-    tokens = model.context_length or ctx.contexts.get(model.tenant, {}).get(model.id)
-    if tokens is not None:
-        line["context_length"] = tokens
-        line["meta"] = {"n_ctx": tokens}
-    return line
+def _one(ctx: GatewayContext, created: int) -> Handler:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        name = unquote(request.rel_url.raw_path.removeprefix(ONE))
+        tenant = ctx.names.get(name)
+        if tenant is None:
+            return errors.model_not_found(name, ctx.names).response()
+        here = [model for model in ctx.models if model.tenant == tenant]
+        model = next((one for one in here if name in (one.id, *one.aliases)), here[0])  # its server's name: the first
+        return _json(_line(ctx, model, created, name))
+
+    return handle
+
+
+def _line(ctx: GatewayContext, model: ModelInfo, created: int, asked: str | None = None) -> dict[str, object]:
+    return model.line(
+        loaded=ctx.admission.gate(model.tenant).open,
+        created=created,
+        context=ctx.contexts.get(model.tenant, {}).get(model.id),
+        inputs=ctx.inputs.get(model.tenant, {}).get(model.id),
+        asked=asked,
+    )
 
 
 def _running(ctx: GatewayContext) -> Handler:
@@ -55,9 +68,9 @@ def _running(ctx: GatewayContext) -> Handler:
         for model in sorted(ctx.models, key=lambda model: model.id):
             state = _state(ctx, model.tenant)
             if state is not None:
-                proxy = ctx.targets[model.tenant].url
-                told = {"cmd": "", "proxy": proxy, "ttl": model.ttl_s, "name": model.id, "description": ""}
-                lines.append({"model": model.id, "state": state, **told})
+                line = {"model": model.id, "state": state, "cmd": model.command, "proxy": ctx.targets[model.tenant].url}
+                told = {"ttl": model.ttl_s, "name": model.name or model.id, "description": model.description}
+                lines.append({**line, **told})
         return _json({"running": lines})
 
     return handle

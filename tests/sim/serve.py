@@ -16,7 +16,8 @@ from swapper.core.types import Step
 from swapper.errors import BackendError, StoreDown
 from swapper.gateway.admission import Admission
 from swapper.gateway.child import Children
-from swapper.gateway.context import GatewayContext, Limits, ModelInfo, Target
+from swapper.gateway.context import GatewayContext, Limits, Target
+from swapper.gateway.listed import ModelInfo
 from swapper.gateway.member import Member
 from swapper.jobs.runner import Jobs
 from swapper.store.protocol import Store

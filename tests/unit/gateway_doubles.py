@@ -18,8 +18,9 @@ from aiohttp.typedefs import Middleware
 from swapper.core.types import Gate
 from swapper.gateway.admission import Admission
 from swapper.gateway.child import Children
-from swapper.gateway.context import GatewayContext, Limits, ModelInfo, Target
+from swapper.gateway.context import GatewayContext, Limits, Target
 from swapper.gateway.http import SERVER_OPTIONS, routes
+from swapper.gateway.listed import ModelInfo
 from swapper.gateway.member import Member
 from swapper.gateway.pipe import open_session
 from tests.unit.gateway_link import ALPHA, FakeLink

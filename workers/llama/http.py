@@ -37,14 +37,27 @@ class Status(msgspec.Struct, frozen=True):
 class Model(msgspec.Struct, frozen=True):
     """One entry of GET /models. `name` is what we call it by: its id, or the alias it was looked up under.
 
-    `run` tells the process it runs in from those before: its port here (`0` or the last one while it does not run).
+    `meta` is there while it is loaded, `architecture` always, of builds that tell them. `run` tells the process it runs
+    in from those before: its port here (`0` or the last one while it does not run).
     """
+
+    class Meta(msgspec.Struct, frozen=True):
+        """Tokens of context per slot."""
+
+        n_ctx: object = None
+
+    class Architecture(msgspec.Struct, frozen=True):
+        """What it takes: `text`, `image`, `audio`."""
+
+        input_modalities: object = None
 
     id: str
     status: Status
     aliases: list[str] = []
     name: str = ""
     run: str = ""
+    meta: Meta | None = None
+    architecture: Architecture | None = None
 
 
 class Slot(msgspec.Struct, frozen=True):
@@ -82,6 +95,7 @@ class Props(msgspec.Struct, frozen=True):
     chat_template: str = ""
     total_slots: int = 0
     default_generation_settings: Settings = Settings()
+    modalities: object = None
 
 
 class SavedSlot(msgspec.Struct, frozen=True):

@@ -28,6 +28,11 @@ class Roster:
         self._strangers: dict[str, str] = {}
         self._holding: frozenset[str] = frozenset()
 
+    @property
+    def tenants(self) -> Mapping[str, str]:
+        """The configured ones: ids to model names."""
+        return self._tenants
+
     def has(self, tenant: str) -> bool:
         """Whether it is configured."""
         return tenant in self._tenants

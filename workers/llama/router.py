@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from workers.llama.lifecycle import ORPHAN_S, Control, Lifecycle, Limits
 from workers.llama.roster import Roster
 from workers.llama.shelf import FolderShelf
 from workers.llama.slots import Keep
+from workers.llama.told import Told
 
 _START_POLL_S = 0.05
 _HUNG_STOP_MS = 2_000
@@ -72,6 +73,7 @@ class LlamaRouter:
             self._http, self._known, lambda model: find_child(model.id, model.run), how, self._limits
         )
         self._front, self._vitals = Silence(), Vitals()
+        self._told = Told()
         self._released: set[str] = set()
         self._cut_at = float("-inf")
 
@@ -124,6 +126,7 @@ class LlamaRouter:
         if self._is_foreign():
             return self._roster.unseen(lambda _: TenantState.UNREACHABLE)
         self._known.compare(models)
+        self._told.models(self._roster.tenants, models)
         loaded = [model for model in models.values() if state_of(model) in _STANDING and model.id == model.name]
         self._vitals.forget(but={model.id for model in loaded})
         await asyncio.gather(*map(self._look_at, loaded))
@@ -134,6 +137,14 @@ class LlamaRouter:
         pid = self._control.pid() if self._control is not None else None
         own = {} if pid is None else {pid: self._roster.server}
         return Owners(own | {child.pid: self._roster.whose(name) for name, child in self._vitals.living().items()})
+
+    def contexts(self) -> Mapping[str, Mapping[str, int]]:
+        """See `workers.backend.Sized`."""
+        return self._told.contexts
+
+    def inputs(self) -> Mapping[str, Mapping[str, Sequence[str]]]:
+        """See `workers.backend.Sensing`."""
+        return self._told.inputs
 
     async def files(self, tenant: str) -> tuple[Path, ...]:
         """What a tenant reads to load; none where the router cannot be asked."""

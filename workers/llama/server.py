@@ -26,6 +26,7 @@ from workers.llama.lifecycle import Limits
 from workers.llama.shelf import FolderShelf
 from workers.llama.slots import Keep
 from workers.llama.standing import Standing
+from workers.llama.told import Told
 from workers.llama.why import reasons
 
 _POLL_S = 0.02
@@ -36,7 +37,7 @@ _EXIT_WRITTEN_S = 1.0
 
 
 class LlamaServer:
-    """Implements `workers.backend.Backend` for one server and its only tenant.
+    """Implements `workers.backend.Backend` for one server and its only tenant, whose model is called `model`.
 
     `command` is what starts it, for arguments where its process cannot be seen; `ours`: `control` starts and stops
     it. For `strategy`, `slot_dir`, `path_map` and `state_dir` see `LlamaRouter`.
@@ -47,6 +48,7 @@ class LlamaServer:
         url: str,
         *,
         tenant: str,
+        model: str | None = None,
         control: Control,
         ours: bool = True,
         state_dir: Path,
@@ -62,6 +64,7 @@ class LlamaServer:
     ) -> None:
         self._http = ServerHttp(url, api_key)
         self._tenant = tenant
+        self._model = model or tenant
         self._control = control
         self._ours = ours
         self._limits = limits or Limits()
@@ -69,6 +72,7 @@ class LlamaServer:
         how = Keeping(state_dir, slot_dir, strategy, keep or Keep(), dict(path_map or {}), now_ms, folder)
         self._talks = Conversations(self._http, self._standing, self._standing.serving, how, self._limits)
         self._vitals = Vitals()
+        self._told = Told()
         self._moved = asyncio.Event()
         self._stopped = False
 
@@ -120,6 +124,8 @@ class LlamaServer:
             return {self._tenant: TenantState.UNREACHABLE}
         if model is None:  # a router answers in its place: whatever that has is there
             return {self._tenant: TenantState.UNREACHABLE}
+        if self._standing.props is not None:
+            self._told.props(self._tenant, self._model, self._standing.props)
         state = state_of(model)
         if state is TenantState.UNLOADED:
             return {self._tenant: self._ended()}
@@ -130,6 +136,14 @@ class LlamaServer:
         pid = self._control.pid()
         own = {} if pid is None else {pid: self._tenant}
         return Owners(own | {child.pid: self._tenant for child in self._vitals.living().values()})
+
+    def contexts(self) -> Mapping[str, Mapping[str, int]]:
+        """See `workers.backend.Sized`."""
+        return self._told.contexts
+
+    def inputs(self) -> Mapping[str, Mapping[str, Sequence[str]]]:
+        """See `workers.backend.Sensing`."""
+        return self._told.inputs
 
     async def files(self, tenant: str) -> tuple[Path, ...]:
         """What it reads to load, by the command that starts it; none where that is not known."""

@@ -15,7 +15,7 @@ import psutil
 from swapper.errors import BackendGone, BackendRefused
 from workers.llama.argv import long_names, serves_one
 from workers.llama.child import Child
-from workers.llama.http import Model, ServerHttp, Status
+from workers.llama.http import Model, Props, ServerHttp, Status
 
 _LOADING = 503
 
@@ -29,6 +29,8 @@ class Standing:
         self._pid = pid
         self._command = tuple(command)
         self._seen: Model | None = None
+        self.props: Props | None = None
+        """What it said last while it was loaded."""
 
     def process(self) -> Child | None:
         """The process that was started, which may be a shell around the server; None where none lives or is ours."""
@@ -51,6 +53,7 @@ class Standing:
             raise
         if props.role == "router":
             return None
+        self.props = props
         model = await self._model("sleeping" if props.is_sleeping else "loaded", process)
         if process is not None and not props.is_sleeping:
             self._seen = model
