@@ -85,11 +85,10 @@ class Line:
 
 
 Play = Callable[[Line, Heard], Awaitable[None]]
-Greeting = Callable[[Line], Awaitable[None]]
 
 
 class Liar:
-    """See the module. `greeting` is played before anything of a connection is read, instead of all else.
+    """See the module.
 
     Without `reads_bodies` a play begins when a request's head is there, and its body lies unread. `child`: it is a
     router and its own model at once.
@@ -97,12 +96,10 @@ class Liar:
 
     def __init__(self) -> None:
         self.plays: list[Play] = [says(ok())]
-        self.greeting: Greeting | None = None
         self.heard: list[Heard] = []
         self.nonsense: list[bytes] = []
         self.arrived: asyncio.Queue[Heard] = asyncio.Queue()
         self.lines: list[Line] = []
-        self.connected = asyncio.Event()
         self.url = ""
         self.child = False
         self.reads_bodies = True
@@ -127,11 +124,7 @@ class Liar:
 
     async def _serve(self, line: Line) -> None:
         self.lines.append(line)
-        self.connected.set()
         try:
-            if self.greeting is not None:
-                await self.greeting(line)
-                return
             while not line.writer.transport.is_closing():
                 heard = await self._next(line)
                 if heard is None:
