@@ -23,6 +23,7 @@ from aiohttp import web
 from swapper import api
 from swapper.api import ApiContext
 from swapper.api.ids import new_id
+from swapper.api.problem import is_ours
 from swapper.backends import backend_of
 from swapper.comfyui.serving import open_gates
 from swapper.config import Config
@@ -36,8 +37,10 @@ from swapper.estimates import rams, thought
 from swapper.foresee import before_start
 from swapper.front import front_of
 from swapper.gateway import http as gateway
+from swapper.gateway import origins
 from swapper.gateway.context import GatewayContext
 from swapper.gateway.member import Member
+from swapper.gateway.origins import origins_of
 from swapper.jobs.runner import Jobs
 from swapper.notify.notifier import Notifier
 from swapper.notify.post import send
@@ -292,7 +295,9 @@ def _ourselves(config: Config, kept: Kept | None, controls: Mapping[str, Control
 
 async def _serve(config: Config, context: ApiContext, front: GatewayContext, stack: AsyncExitStack) -> str:
     front.told = context.meter.answered
-    app = web.Application(middlewares=api.middlewares(context))
+    pages = origins_of(config.gateway.cors, keyed=bool(config.keys))
+    app = web.Application(middlewares=[origins.middleware(pages, is_ours), *api.middlewares(context)])
+    app.on_response_prepare.append(origins.signal(pages, is_ours))
     app.add_routes([*api.routes(context), *gateway.routes(front)])
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S, **gateway.SERVER_OPTIONS)
     await runner.setup()

@@ -18,6 +18,7 @@ from swapper.config.values import (
     Class,
     Commands,
     Control,
+    Cors,
     FilePath,
     HttpUrl,
     KeepAliveMs,
@@ -224,13 +225,18 @@ class PolicyEntry(Section):
 
 
 class GatewayEntry(Section):
-    """Limits of model-by-name calls: waiting in ms, bodies in bytes."""
+    """Limits of model-by-name calls: waiting in ms, bodies in bytes.
+
+    `cors`: the pages that may call models. `auto`: any where calls need a key, else as `local`: those of this machine,
+    and of the host that they call.
+    """
 
     max_wait_ms: Ms = Field(default=600_000, alias="max_wait")
     keepalive_ms: Ms = Field(default=10_000, alias="keepalive")
     keepalive_style: Literal["data", "comment"] = "data"
     body_limit_bytes: Bytes = Field(default=64 * 1024**2, alias="body_limit")
     body_budget_bytes: Bytes = Field(default=512 * 1024**2, alias="body_budget")
+    cors: Cors = ("auto",)
 
 
 class Document(Section):

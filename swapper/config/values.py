@@ -6,6 +6,7 @@ says. Nothing here opens a file; paths become absolute by the folder and home gi
 
 from __future__ import annotations
 
+import difflib
 import re
 from pathlib import Path
 from typing import Annotated, Literal, cast
@@ -16,6 +17,8 @@ from swapper.config.units import duration_ms, size_bytes, size_mib
 from swapper.core.types import WorkClass
 
 ALL = "all"
+CORS = ("auto", "local", "any", "none")
+"""Words for which pages may call models."""
 
 
 def _text(value: object) -> object:
@@ -97,6 +100,25 @@ def listed(value: object) -> object:
     return [value] if isinstance(value, str | dict) else value  # pyright: ignore[reportUnknownVariableType]
 
 
+def _cors(value: object) -> tuple[str, ...]:
+    """Words, and origins of pages; one of them stands for a list."""
+    written = cast("list[object]", value) if isinstance(value, list) else [value]
+    return tuple(_page(one) for one in written)
+
+
+def _page(value: object) -> str:
+    if value in (*CORS, "*"):
+        return "any" if value == "*" else str(value)
+    text = str(value)
+    scheme, separator, rest = text.rstrip("/").partition("://")
+    if separator and re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme) and rest and not set("/?#@* ") & set(rest):
+        return text.rstrip("/")
+    near = difflib.get_close_matches(text.lower(), CORS, n=1, cutoff=0.6)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    like = "the address of pages without a path, like https://chat.example.org"
+    raise ValueError(f"{value!r} is none of {', '.join(CORS)}, nor {like}{hint}")
+
+
 Text = Annotated[str, BeforeValidator(_text)]
 Mib = Annotated[int, PlainValidator(size_mib)]
 Bytes = Annotated[int, PlainValidator(size_bytes)]
@@ -109,6 +131,7 @@ FilePath = Annotated[Path, PlainValidator(_path)]
 Variable = Annotated[Text, AfterValidator(_variable)]
 Listen = Annotated[Text, AfterValidator(_listen)]
 HttpUrl = Annotated[Text, AfterValidator(_http)]
+Cors = Annotated[tuple[str, ...], PlainValidator(_cors)]
 Class = Annotated[WorkClass, PlainValidator(_class)]
 
 Kind = Literal["llama-router", "llama-server", "comfyui", "ollama", "vllm", "sglang", "llama-swap", "openai", "none"]

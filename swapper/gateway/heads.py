@@ -26,11 +26,13 @@ HOP = frozenset(
 """Headers that concern one connection only."""
 NOT_FORWARDED = HOP | {
     *("host", "content-length", "content-encoding", "expect", "authorization", "x-api-key", "api-key", "cookie"),
-    "accept-encoding",
+    *("accept-encoding", "origin"),
 }
-"""What of a request never reaches a server: the client's key among them."""
+"""What of a request never reaches a server: the client's key, and whose page it is, which was judged here."""
 NOT_ANSWERED = HOP | {"set-cookie", "service-worker-allowed", "clear-site-data"}
 """What of an answer never reaches a client: servers' pages stand on swapper's own origin, and may not act for it."""
+_ABOUT_PAGES = "access-control-"
+"""llama-server lets any page read its answers: who may is said here."""
 _ROUTERS = frozenset({"autoload", "reload", "model"})
 """What of a query is for a router itself: to load, or to read its models anew, which unloads what was changed."""
 
@@ -79,6 +81,6 @@ def _passed(headers: MultiMapping[str], without: frozenset[str]) -> CIMultiDict[
     named = {name.strip().lower() for line in lines for name in line.split(",")}
     passed = CIMultiDict[str]()
     for key, value in headers.items():
-        if key.lower() not in without and key.lower() not in named:
+        if key.lower() not in without and key.lower() not in named and not key.lower().startswith(_ABOUT_PAGES):
             passed.add(key, value)
     return passed

@@ -15,7 +15,9 @@ import aiohttp
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from swapper.api.problem import is_ours
 from swapper.core.types import Gate
+from swapper.gateway import origins
 from swapper.gateway.admission import Admission
 from swapper.gateway.child import Children
 from swapper.gateway.context import GatewayContext, Limits, Target
@@ -276,8 +278,9 @@ async def serve(
     concurrency: Mapping[str, int] | None = None,
     middleware: Middleware | None = None,
     private: frozenset[str] = frozenset(),
+    pages: origins.Origins | None = None,
 ) -> AsyncGenerator[Served]:
-    """Start upstream, member and gateway; `opened`: the gate is open from the start."""
+    """Start upstream, member and gateway; `opened`: the gate is open from the start. `pages`: those that may call."""
     upstream, link = Upstream(), FakeLink()
     link.gates[ALPHA] = Gate(1, open=opened)
     upstream_runner = await listen_as(upstream)
@@ -294,7 +297,10 @@ async def serve(
         session=session,
     )
     ctx.children = Children(session, find=lambda model, port: upstream.process, clock=lambda: upstream.seconds)
-    front = web.Application(middlewares=[middleware] if middleware else [])
+    asked = [] if pages is None else [origins.middleware(pages, is_ours)]
+    front = web.Application(middlewares=[*asked, *([middleware] if middleware else [])])
+    if pages is not None:
+        front.on_response_prepare.append(origins.signal(pages, is_ours))
     front.add_routes(routes(ctx))
     runner, url = await _listen(front)
     async with aiohttp.ClientSession() as client:
