@@ -82,6 +82,7 @@ async def front_of(config: Config, folder: StateFolder, store: RedisStore, stack
         member=member,
         session=session,
     )
+    stack.callback(context.links.close)
     displaced = tuple(talk for card in world.cards.values() for talk in card.displaced)
     for tenant in (t for t in config.spec().tenants if admission.gate(t).open):
         resume(member.talks, tenant, swaps, world.gateways, displaced)

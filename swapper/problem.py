@@ -41,6 +41,11 @@ class Problem(SwapperError):
         if isinstance(retry, int | float):
             self.headers["Retry-After"] = str(max(1, round(retry)))
 
+    @property
+    def reason(self) -> str:
+        """The status in words."""
+        return HTTPStatus(self.status).phrase
+
     def envelope(self) -> bytes:
         """OpenAI's answer: `{"error": ...}`, see `error`."""
         return b'{"error": ' + self.error() + b"}"
@@ -59,7 +64,7 @@ class Problem(SwapperError):
         """The same in RFC 9457's words: `code` becomes `type`, `urn:swapper:CODE`."""
         body: dict[str, object] = {
             "type": f"urn:swapper:{self.code}",
-            "title": HTTPStatus(self.status).phrase,
+            "title": self.reason,
             "status": self.status,
             "detail": self.detail,
             **self.extra,

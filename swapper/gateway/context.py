@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from swapper.gateway.child import Children
 from swapper.gateway.filters import Filter
+from swapper.gateway.links import Links
 from swapper.gateway.listed import ModelInfo
 
 if TYPE_CHECKING:
@@ -139,6 +140,7 @@ class GatewayContext:
     """Everything a handler needs. `names` maps every name a client may use to a tenant id.
 
     `filters`: what is changed in the bodies of calls, by the name that is called.
+    `links` take calls to the servers, `session` what the gateway itself asks them.
     `told` hears of each call's end: the tenant, the HTTP status that went out (LEFT: none did), ms spent waiting.
     `contexts`: tokens a call may have, by tenant and model, as servers tell that while they run; `inputs`: likewise
     what a model takes.
@@ -151,6 +153,7 @@ class GatewayContext:
     admission: Admission
     member: Member
     session: aiohttp.ClientSession
+    links: Links = field(default_factory=Links)
     told: Callable[[str, int, int], None] = _to_nobody
     contexts: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
     inputs: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict[str, Mapping[str, Sequence[str]]])

@@ -1,4 +1,4 @@
-"""What each API's streams look like beside the answer: keepalives, the task that sends them, and a late error.
+"""What each API's streams look like beside the answer: keepalives, the timer that sends them, and a late error.
 
 Keepalives are data that keeps a client's timers quiet while its call waits. Invariant: no byte before the first one is
 due, so that until then an error keeps its status; after `stop` nothing more is written. Comments instead of data only
@@ -14,12 +14,17 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 import msgspec
-from aiohttp import web
+
+from swapper.gateway.downstream import Downstream
 
 Filler = Callable[[str], bytes]
 """Model name -> one SSE event that adds nothing to an answer."""
 
-STREAM_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+STREAM_HEADERS = (
+    (b"Content-Type", b"text/event-stream"),
+    (b"Cache-Control", b"no-cache"),
+    (b"X-Accel-Buffering", b"no"),
+)
 
 
 def _event(value: object) -> bytes:
@@ -79,66 +84,77 @@ def _error_event(error: bytes) -> bytes:
     return b'event: error\ndata: {"type":"error","error":' + error + b"}\n\n"
 
 
+class _Last(msgspec.Struct):
+    kind: str | None = msgspec.field(name="type", default=None)
+    stop: bool | None = None
+
+
+_last = msgspec.json.Decoder(_Last)
+
+
+def _is_done(data: bytes) -> bool:
+    return data == b"[DONE]"
+
+
+def _is_last(data: bytes) -> bool:
+    """Of `/completion`, of Anthropic's and of `/v1/responses`."""
+    try:
+        found = _last.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _is_done(data)
+    return found.stop is True or found.kind in _LAST
+
+
+_LAST = frozenset({"message_stop", "error", "response.completed", "response.incomplete", "response.failed"})
+
+
+def _any(data: bytes) -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Api:
-    """An API's keepalive, and what makes an error object's JSON the last thing in a stream whose 200 is out."""
+    """An API's keepalive, and what makes an error object's JSON the last thing in a stream whose 200 is out.
+
+    `last`: whether this event's data ends a stream; only that tells a whole one where its end is the connection's.
+    """
 
     keepalive: Filler
     error: Callable[[bytes], bytes] = _error
+    last: Callable[[bytes], bool] = _is_done
 
 
-CHAT, TEXT, COMPLETION, RESPONSES = Api(chat), Api(text), Api(completion), Api(in_progress)
-MESSAGES = Api(ping, _error_event)
-PLAIN = Api(comment)
+CHAT, TEXT = Api(chat), Api(text)
+COMPLETION, RESPONSES = Api(completion, last=_is_last), Api(in_progress, last=_is_last)
+MESSAGES = Api(ping, _error_event, _is_last)
+PLAIN = Api(comment, last=_any)
 """Streams of a shape that is not known here."""
 
 
 class Keepalive:
-    """Sends `filler` every `every_s` seconds once the first is due, in a task of its own."""
+    """Sends `filler` every `every_s` seconds once the first is due."""
 
-    __slots__ = ("_every_s", "_filler", "_model", "_request", "_stopped", "_task", "_timer", "response")
+    __slots__ = ("_data", "_down", "_every_s", "_filler", "_loop", "_model", "_timer", "began")
 
-    def __init__(self, request: web.Request, filler: Filler, model: str, every_s: float) -> None:
-        self._request = request
+    def __init__(self, down: Downstream, filler: Filler, model: str, every_s: float) -> None:
+        self._down = down
         self._filler = filler
         self._model = model
         self._every_s = every_s
-        self._stopped = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-        self.response: web.StreamResponse | None = None
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(every_s, self._begin)
+        self._data: bytes | None = None
+        self.began = False
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(every_s, self._send)
 
-    def _begin(self) -> None:
-        self._task = asyncio.create_task(self._run())
+    def _send(self) -> None:
+        if self._data is None:
+            self._data = self._filler(self._model)  # one id for the whole wait
+            self.began = True
+            self._down.begin(200, "OK", [*STREAM_HEADERS])
+        self._down.write(self._data)
+        self._timer = self._loop.call_later(self._every_s, self._send)
 
-    async def _run(self) -> None:
-        response = web.StreamResponse(headers=STREAM_HEADERS)
-        data = self._filler(self._model)  # one id for the whole wait
-        try:
-            await response.prepare(self._request)
-            self.response = response
-            while not self._stopped.is_set():
-                await response.write(data)
-                try:
-                    async with asyncio.timeout(self._every_s):
-                        await self._stopped.wait()
-                except TimeoutError:
-                    continue
-        except ConnectionError:
-            return  # the client left: its handler is being cancelled
-
-    async def stop(self) -> web.StreamResponse | None:
-        """End it; the response it began, if it did. Safe to repeat."""
+    def stop(self) -> bool:
+        """End it; whether it began the answer. Safe to repeat."""
         self._timer.cancel()
-        self._stopped.set()
-        if self._task is not None:
-            await asyncio.wait((self._task,))
-        return self.response
-
-    def abandon(self) -> None:
-        """End it without waiting: the handler is being cancelled."""
-        self._timer.cancel()
-        self._stopped.set()
-        if self._task is not None:
-            self._task.cancel()
+        return self.began

@@ -10,22 +10,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 from urllib.parse import unquote
 
 from aiohttp import web
 
-from swapper.core.types import WorkClass
 from swapper.gateway import errors
-from swapper.gateway.admission import Full
-from swapper.gateway.context import LEFT, GatewayContext, Held
-from swapper.gateway.filters import Filter
-from swapper.gateway.form import form_with, form_with_model, is_form, parse_form
+from swapper.gateway.calls import LARGE_BYTES, Asked, answer, class_of, in_body, parsed
+from swapper.gateway.context import GatewayContext, Held
+from swapper.gateway.downstream import Arrived, Caller
+from swapper.gateway.form import form_with_model, is_form, parse_form
 from swapper.gateway.models import model_routes
-from swapper.gateway.parse import Ask, Decoding, decoding, parse_body, parse_class, with_model
-from swapper.gateway.pipe import Exchange
+from swapper.gateway.parse import Ask, Decoding, decoding, parse_body, with_model
+from swapper.gateway.pumped import Pumped
 from swapper.gateway.routes import GET, POST, Route, Way, route_of
 from swapper.gateway.upstream import METHODS, PREFIX, model_and_path, refused, to_slash
 from swapper.problem import Problem
@@ -33,20 +32,8 @@ from swapper.problem import Problem
 SERVER_OPTIONS: dict[str, Any] = {"handler_cancellation": True, "auto_decompress": False}
 """Keyword arguments for `web.AppRunner` (or `web.run_app`)."""
 
-LARGE_BYTES = 1 << 20
-"""From here on a body is parsed in a pass of its own: 64 MiB take up to a quarter of a second."""
-
-_T = TypeVar("_T")
 Reader = Callable[[GatewayContext, web.Request, Held], Awaitable["Asked | Problem | web.Response"]]
 """What finds out what is asked for; it may answer itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a request asks for, and how that goes upstream."""
-
-    ask: Ask
-    way: Way
 
 
 def routes(ctx: GatewayContext) -> list[web.RouteDef]:
@@ -61,44 +48,40 @@ def _handler(ctx: GatewayContext, reads: Reader) -> Callable[[web.Request], Awai
     async def handle(request: web.Request) -> web.StreamResponse:
         held = Held(ctx.budget)
         try:
-            outcome = await _dispatch(ctx, request, reads, held)
+            return await _dispatch(ctx, request, reads, held)
         finally:
             held.release()
-        return outcome.response() if isinstance(outcome, Problem) else outcome
 
     return handle
 
 
-async def _dispatch(
-    ctx: GatewayContext, request: web.Request, reads: Reader, held: Held
-) -> web.StreamResponse | Problem:
-    klass = _call_class(request)
-    if isinstance(klass, Problem):
-        return klass
-    asked = await reads(ctx, request, held)
-    if not isinstance(asked, Asked):
+async def _dispatch(ctx: GatewayContext, request: web.Request, reads: Reader, held: Held) -> web.StreamResponse:
+    arrived = Arrived(request.method, request.raw_headers, caller_of(request))
+    klass = class_of(arrived)
+    asked = klass if isinstance(klass, Problem) else await reads(ctx, request, held)
+    if isinstance(asked, Problem):
+        return asked.response()
+    if isinstance(asked, web.Response) or isinstance(klass, Problem):
+        assert isinstance(asked, web.Response)
         return asked
-    model, way = asked.ask.model, asked.way
-    tenant = ctx.names.get(model)
-    if tenant is None:
-        return errors.model_not_found(model, ctx.names)
-    if (failure := ctx.member.resting(tenant)) is not None:
-        return errors.load_failed(model, failure.reason)
-    owner = str(request.get("owner", "local"))
-    call = ctx.admission.admit(tenant, klass, owner, ctx.limits.max_wait_ms)
-    if isinstance(call, Full):
-        ctx.told(tenant, 429, 0)
-        return errors.queue_full(call.waiting)
-    code = LEFT
+    down = Pumped(request)
     try:
-        exchange = Exchange(ctx, request, ctx.targets[tenant], asked.ask, way, held, call)
+        work = answer(ctx, arrived, klass, asked, held, down)
         del asked  # views of the body, which may go before the answer has passed
-        outcome = await exchange.run()
-        code = outcome.status
-        return outcome
+        await work
+        return await down.response()
     finally:
-        call.finish()
-        ctx.told(tenant, code, call.waited_ms)
+        down.close()
+
+
+def caller_of(request: web.Request) -> Caller:
+    """Who calls, as the api room's middleware says; without one everybody may do everything."""
+    default, allowed = request.get("default_class"), cast("object", request.get("classes"))
+    return Caller(
+        str(request.get("owner", "local")),
+        None if default is None else str(default),
+        frozenset(str(one) for one in cast("list[object]", allowed)) if allowed else None,
+    )
 
 
 def _reads_body(route: Route) -> Reader:
@@ -106,33 +89,9 @@ def _reads_body(route: Route) -> Reader:
         problem = await _read_body(ctx, request, held)
         if problem is not None:
             return problem
-        kind = request.headers.get("Content-Type", "")
-        form = is_form(kind)
-        parse = partial(parse_form, content_type=kind) if form else parse_body
-        ask = await _parsed(ctx, held.body, parse)
-        if isinstance(ask, Ask) and (found := ctx.filters.get(ask.model)) is not None:
-            ask = await _filtered(ctx, held, ask, found, kind if form else None)
-        if isinstance(ask, Problem):
-            return ask
-        rename = partial(form_with_model, content_type=kind) if form else with_model
-        return Asked(ask, replace(_way(request, route), rename=rename))
+        return await in_body(ctx, request.headers.get("Content-Type", ""), held, _way(request, route))
 
     return read
-
-
-async def _filtered(ctx: GatewayContext, held: Held, ask: Ask, found: Filter, form: str | None) -> Ask | Problem:
-    """The body as its model's entry has it, and what it asks for then: what is followed is what the server reads.
-
-    `form`: the Content-Type, where it is one.
-    """
-    change = found.body if form is None else partial(form_with, values=found.form(), content_type=form)
-    body = await _parsed(ctx, held.body, change)
-    if body is held.body:
-        return ask
-    if not held.add(max(len(body) - held.size, 0)):
-        return errors.body_budget(ctx.limits.body_budget)
-    held.body = body
-    return await _parsed(ctx, body, parse_body if form is None else partial(parse_form, content_type=form))
 
 
 def _reads_query(route: Route) -> Reader:
@@ -161,10 +120,10 @@ async def _reads_upstream(ctx: GatewayContext, request: web.Request, held: Held)
     way = Way(request.method, path, tuple(request.query.items()), route_of(request.method, path), own=True)
     kind = request.headers.get("Content-Type", "")
     if is_form(kind):
-        ask = await _parsed(ctx, held.body, partial(parse_form, content_type=kind))
+        ask = await parsed(ctx, held.body, partial(parse_form, content_type=kind))
         rename: Callable[[bytes, str], bytes] = partial(form_with_model, content_type=kind)
     else:
-        ask, rename = await _parsed(ctx, held.body, partial(parse_body, model=model)), with_model
+        ask, rename = await parsed(ctx, held.body, partial(parse_body, model=model)), with_model
     if not isinstance(ask, Ask):
         return Asked(Ask(model, stream=False), way)
     ask = replace(ask, model=model)
@@ -174,16 +133,6 @@ async def _reads_upstream(ctx: GatewayContext, request: web.Request, held: Held)
 def _way(request: web.Request, route: Route) -> Way:
     path = request.rel_url.raw_path if route.path is None else route.path
     return Way(request.method, path, tuple(request.query.items()), route)
-
-
-def _call_class(request: web.Request) -> WorkClass | Problem:
-    default = request.get("default_class")
-    allowed = cast("object", request.get("classes"))
-    return parse_class(
-        request.headers.get("X-Swapper-Class"),
-        None if default is None else str(default),
-        frozenset(str(one) for one in cast("list[object]", allowed)) if allowed else None,
-    )
 
 
 async def _read_body(ctx: GatewayContext, request: web.Request, held: Held) -> Problem | None:
@@ -227,14 +176,6 @@ async def _next_piece(ctx: GatewayContext, undo: Decoding, pieces: Iterator[byte
         return next(pieces, b"")
     async with ctx.inflating:
         return await asyncio.to_thread(next, pieces, b"")
-
-
-async def _parsed(ctx: GatewayContext, body: bytes, parse: Callable[[bytes], _T]) -> _T:
-    if len(body) <= LARGE_BYTES:
-        return parse(body)
-    async with ctx.parsing:
-        await asyncio.sleep(0)  # a pass for everybody else; in a thread the parser would keep the interpreter, too
-        return parse(body)
 
 
 async def _more(request: web.Request, pause_ms: int) -> bytes:

@@ -1,28 +1,29 @@
 """One call's way to its server and back: wait, send, pass the answer through as it comes, and every way that can fail.
 
 Invariant: status and body pass untouched; a call is sent again only before the first byte of its answer went to the
-client; when a handler ends, however it ends, the upstream socket is closed or back in the pool and the call counts no
-more. Where a router's words matter they were seen on llama-server b10434.
+client; when a call ends, however it ends, the connection to the server is closed or back among the idle ones and the
+call counts no more. Between a server's byte and the client's nothing waits. Where a router's words matter they were
+seen on llama-server b10434.
 """
 
 from __future__ import annotations
 
 import asyncio
-import io
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
 import aiohttp
 import msgspec
-from aiohttp import web
 
 from swapper.gateway import errors, heads
 from swapper.gateway.admission import Call, CallState, Turn
 from swapper.gateway.child import Child
 from swapper.gateway.context import GatewayContext, Held, Target
+from swapper.gateway.downstream import Arrived, Downstream, refuse
 from swapper.gateway.filler import Keepalive, comment
 from swapper.gateway.known import Known
+from swapper.gateway.link import Headers, Link, LinkError
 from swapper.gateway.parse import Ask
 from swapper.gateway.proof import Tail
 from swapper.gateway.routes import Way
@@ -35,10 +36,11 @@ SMALL_BYTES = 8192
 DEATHS = 2
 """How often a call is sent again after its server died over it: some prompts kill servers, and would go on to."""
 PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+_EVENTS = "text/event-stream"
 
 
 def open_session() -> aiohttp.ClientSession:
-    """The one client session of a gateway process: no limit of its own, bodies as they are. The caller closes it."""
+    """For what the gateway itself asks servers: no limit of its own, bodies as they are. The caller closes it."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
@@ -88,13 +90,61 @@ class _Interrupt:
         return self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError
 
 
+class _Relay:
+    """What passes from a server to a client: all of it as it comes, but of events only whole ones."""
+
+    __slots__ = ("_down", "_frames", "_tail")
+
+    def __init__(self, down: Downstream, tail: Tail) -> None:
+        self._down = down
+        self._tail = tail
+        self._frames = Frames() if tail.sse else None
+
+    def feed(self, chunk: bytes) -> None:
+        """See Sink."""
+        self._tail.feed(chunk)
+        whole = chunk if self._frames is None else self._frames.feed(chunk)
+        if whole:
+            self._down.write(whole)
+
+    @property
+    def rest(self) -> bytes:
+        """An unfinished event."""
+        return b"" if self._frames is None else self._frames.rest
+
+    @property
+    def torn(self) -> bool:
+        """Whether a part of an unfinished event is out: nothing of ours can follow it."""
+        return self._frames is not None and self._frames.torn
+
+
 class Exchange:
-    """One admitted or waiting call. `run` returns the finished response, or a Problem while nothing was sent."""
+    """One admitted or waiting call; `run` answers it and returns the status that went out."""
+
+    __slots__ = (
+        "_arrived",
+        "_ask",
+        "_call",
+        "_complete",
+        "_ctx",
+        "_deaths",
+        "_down",
+        "_first_try_ms",
+        "_held",
+        "_keepalive",
+        "_known",
+        "_sse",
+        "_status",
+        "_target",
+        "_tries",
+        "_way",
+    )
 
     def __init__(
         self,
         ctx: GatewayContext,
-        request: web.Request,
+        arrived: Arrived,
+        down: Downstream,
         target: Target,
         ask: Ask,
         way: Way,
@@ -102,14 +152,16 @@ class Exchange:
         call: Call,
     ) -> None:
         self._ctx = ctx
-        self._request = request
+        self._arrived = arrived
+        self._down = down
         self._target = target
         self._way = way
         self._held = held
         self._known = self._know(ask)
-        self._ask = replace(ask, fields=None)
+        self._ask = replace(ask, fields=None) if ask.fields is not None else ask
         self._call = call
-        self._response: web.StreamResponse | None = None
+        self._status: int | None = None
+        self._sse = False
         self._complete = False
         self._keepalive: Keepalive | None = None
         self._deaths = 0
@@ -117,7 +169,7 @@ class Exchange:
         self._first_try_ms: int | None = None
         if ask.stream:
             chosen = comment if ctx.limits.keepalive_comments else way.route.api.keepalive
-            self._keepalive = Keepalive(request, chosen, ask.model, ctx.limits.keepalive_ms / 1000)
+            self._keepalive = Keepalive(down, chosen, ask.model, ctx.limits.keepalive_ms / 1000)
 
     def _know(self, ask: Ask) -> Known | None:
         """The call's conversation, and its body as it is sent. What has to be copied for it takes of the budget too.
@@ -138,26 +190,21 @@ class Exchange:
             chain = chain.without_text()
         return self._ctx.talks.know(target.tenant, way.path, chain, held.body)
 
-    async def run(self) -> web.StreamResponse | Problem:
+    async def run(self) -> int:
         """See the class."""
         try:
             while True:
                 turn = Turn.RUN if self._call.state is CallState.RUNNING else await self._call.turn()
                 outcome = await self._attempt() if turn is Turn.RUN else self._waited_in_vain(turn)
-                match outcome:
-                    case Problem():
-                        return await self._refuse(outcome)
-                    case _Again():
-                        problem = await self._pause(outcome)
-                        if problem is not None:
-                            return await self._refuse(problem)
-                    case None:
-                        pass
-                    case _:
-                        return outcome
+                if isinstance(outcome, _Again):
+                    outcome = await self._pause(outcome)
+                if isinstance(outcome, Problem):
+                    return self._refuse(outcome)
+                if self._complete and self._status is not None:
+                    return self._status
         finally:
             if self._keepalive is not None:
-                self._keepalive.abandon()
+                self._keepalive.stop()
 
     def _waited_in_vain(self, turn: Turn) -> Problem:
         name, call = self._ask.model, self._call
@@ -168,12 +215,12 @@ class Exchange:
             return errors.load_timeout(name, waited_ms)
         return errors.gpu_busy(name, waited_ms)
 
-    async def _attempt(self) -> web.StreamResponse | Problem | _Again | None:
-        """Send it once. None: cut before the first byte, it waits again."""
+    async def _attempt(self) -> Problem | _Again | None:
+        """Send it once. None: it is answered, or was cut before the first byte and waits again."""
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("an exchange runs in a task")
-        outcome: web.StreamResponse | Problem | _Again | None = None
+        outcome: Problem | _Again | None = None
         if self._call.cut_reason is None:
             ready = True
             with _Interrupt(self._call, task) as interrupt:
@@ -182,8 +229,8 @@ class Exchange:
                     outcome = await self._send()
             if ready and not interrupt.fired:
                 return outcome
-            if self._complete and self._response is not None:
-                return self._response  # the cut came while the last bytes went out
+            if self._complete:
+                return None  # the cut came while the last bytes went out
         reason = self._call.cut_reason or "it was cut"
         if self._call.started:
             return errors.ended(reason)
@@ -206,128 +253,135 @@ class Exchange:
 
     # ---- one try
 
-    async def _send(self) -> web.StreamResponse | Problem | _Again:
+    async def _send(self) -> Problem | _Again | None:
         tenant, children = self._target.tenant, self._ctx.children
         child = await children.locate(self._target, self._ctx.admission.gate(tenant).epoch)
-        try:
-            upstream = await self._ctx.session.request(
-                self._way.method,
-                heads.url(self._target, child, self._way, self._target.called(self._ask.model)),
-                data=io.BytesIO(self._held.body) if self._held.body else None,
-                headers=heads.request_headers(self._request.headers, self._target, child, self._way),
-                allow_redirects=False,
-            )
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            if child is not None:
-                children.forget(tenant, child)
-            unread = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ServerTimeoutError)
-            return _Again(_words(error), died=not unread)
-        try:
-            return await self._receive(upstream, child)
-        finally:
-            if child is not None and upstream.content.exception() is not None:
-                children.forget(tenant, child)
-            if not upstream.content.at_eof():
-                upstream.close()
-            upstream.release()
+        fresh = False
+        while True:
+            try:
+                return await self._ask_server(child, fresh=fresh)
+            except LinkError as error:
+                if error.stale:
+                    fresh = True  # it had idled until its server closed it, which has seen nothing of the call
+                    continue
+                if child is not None:
+                    children.forget(tenant, child)
+                return _Again(str(error), died=not error.unsent)
 
-    async def _receive(
-        self, upstream: aiohttp.ClientResponse, child: Child | None
-    ) -> web.StreamResponse | Problem | _Again:
-        """The first bytes decide: not ready (again), an error after our 200 (an event), else pass it through."""
+    async def _ask_server(self, child: Child | None, *, fresh: bool) -> Problem | _Again | None:
+        """Raises LinkError as long as nothing of the answer is there."""
+        way, body = self._way, self._held.body
+        url = self._target.url if child is None else child.url
+        link = await self._ctx.links.to(heads.base(url)[0], fresh=fresh)
         try:
-            first = await upstream.content.readany()
-            if child is not None and not child.process.alive():  # else the port was its own all the time
-                return _Again("its process ended", died=True)
-            if upstream.status >= 400:
-                while len(first) <= SMALL_BYTES and (more := await upstream.content.readany()):
+            length = len(body) if body or way.method == "POST" else None
+            called = self._target.called(self._ask.model)
+            head = heads.request_head(self._arrived.headers, self._target, child, way, called, length)
+            link.send(head, body, headless=way.method == "HEAD")
+            await link.answered()
+            return await self._receive(link, child)
+        finally:
+            if child is not None and link.broken:
+                self._ctx.children.forget(self._target.tenant, child)
+            self._ctx.links.back(link)
+
+    async def _receive(self, link: Link, child: Child | None) -> Problem | _Again | None:
+        """The first bytes decide: not ready (again), an error after our 200 (an event), else pass it through."""
+        if child is not None and not child.process.alive():  # else the port was its own all the time
+            return _Again("its process ended", died=True)
+        first = b""
+        if link.status >= 400:
+            try:
+                while len(first) <= SMALL_BYTES and (more := await link.more()):
                     first += more
-                again = _not_ready(upstream.status, first)
-                if again is not None:
-                    return again
-        except (aiohttp.ClientError, OSError) as error:
-            return _Again(_words(error), died=True)
-        early = await self._keepalive.stop() if self._keepalive is not None else None
+            except LinkError as error:
+                return _Again(str(error), died=True)
+            if (again := _not_ready(link.status, first)) is not None:
+                return again
+        early = self._keepalive is not None and self._keepalive.stop()
         self._call.first_byte()
         if (known := self._known) is None:
             self._held.release()
         else:
             known.sent(keep=self._held.sent(wanted=0 if known.request is None else len(known.request.body)))
-        sse = upstream.content_type == "text/event-stream"
-        if early is not None:
-            self._response = early
-            if not sse:
-                return await self._error_event(early, upstream, first)
+        kind = heads.header(link.headers, b"content-type").partition(";")[0].strip().lower()
+        self._sse = early or kind == _EVENTS
+        if not early:
+            self._status = link.status
+            passed = heads.answer_headers(link.headers, self._call)
+            self._down.begin(link.status, link.reason, _unbounded(passed) if self._sse else passed)
         else:
-            self._response = web.StreamResponse(
-                status=upstream.status,
-                reason=upstream.reason,
-                headers=heads.response_headers(upstream.headers, self._call),
-            )
-            await self._response.prepare(self._request)
-        tail = self._ctx.talks.tap(self._way.path, sse=sse)
+            self._status = 200
+            if kind != _EVENTS:
+                return await self._error_event(link, first)
+        tail = self._ctx.talks.tap(self._way.path, sse=self._sse)
         try:
-            return await self._relay(self._response, upstream, first, tail)
+            return await self._relay(link, first, tail)
         finally:
-            if upstream.status == 200 and self._way.route.runs:
+            if link.status == 200 and self._way.route.runs:
                 self._ctx.talks.answered(self._known, tail if self._complete else None, self._target)
 
-    async def _relay(
-        self, response: web.StreamResponse, upstream: aiohttp.ClientResponse, first: bytes, tail: Tail
-    ) -> web.StreamResponse | Problem:
-        """Pass every chunk on as it comes; the client's pace holds back the upstream's."""
-        frames = Frames() if tail.sse else None
-        chunk = first
-        while chunk:
-            tail.feed(chunk)
-            whole = chunk if frames is None else frames.feed(chunk)
-            if whole:
-                await response.write(whole)
-            try:
-                chunk = await upstream.content.readany()
-            except (aiohttp.ClientError, OSError) as error:
-                return errors.upstream_failed(self._ask.model, _words(error))
-        if frames is not None and frames.rest:
-            router_words = frames.rest.find(b"proxy error: ", -SMALL_BYTES)
+    async def _relay(self, link: Link, first: bytes, tail: Tail) -> Problem | None:
+        """Pass every chunk on as it comes; the client's pace holds back the server's."""
+        relay = _Relay(self._down, tail)
+        self._down.fed_by(link)
+        try:
+            if first:
+                relay.feed(first)
+            await link.pipe(relay)
+        except LinkError as error:
+            return errors.upstream_failed(self._ask.model, str(error))
+        finally:
+            self._down.fed_by(None)
+            self._sse = self._sse and not relay.torn
+        if self._sse and not link.bounded and not self._way.route.api.last(tail.last_event()):
+            return errors.upstream_failed(self._ask.model, "its stream ended before its last event")
+        if relay.rest:
+            router_words = relay.rest.find(b"proxy error: ", -SMALL_BYTES)
             if router_words >= 0:
-                text = frames.rest[router_words:].decode(errors="replace").strip()
+                text = relay.rest[router_words:].decode(errors="replace").strip()
                 return errors.upstream_failed(self._ask.model, text)
-            await response.write(frames.rest)
-        self._complete = True
-        await response.write_eof()
-        return response
+            self._down.write(relay.rest)
+        self._end()
+        return None
 
-    async def _error_event(
-        self, response: web.StreamResponse, upstream: aiohttp.ClientResponse, first: bytes
-    ) -> web.StreamResponse | Problem:
+    async def _error_event(self, link: Link, first: bytes) -> Problem | None:
         """The 200 is out, but the server answered otherwise: its own error object becomes the last event."""
-        body = first + await upstream.content.read()
+        body = first
+        try:
+            while more := await link.more():
+                body += more
+        except LinkError as error:
+            return errors.upstream_failed(self._ask.model, str(error))
         error = _error_object(body)
         if error is None:
             text = body[:500].decode(errors="replace")
-            return errors.upstream_failed(self._ask.model, f"HTTP {upstream.status}: {text}")
+            return errors.upstream_failed(self._ask.model, f"HTTP {link.status}: {text}")
+        self._down.write(self._way.route.api.error(msgspec.json.encode(error)))
+        self._end()
+        return None
+
+    def _end(self) -> None:
         self._complete = True
-        await response.write(self._way.route.api.error(msgspec.json.encode(error)))
-        await response.write_eof()
-        return response
+        self._down.end()
 
-    async def _refuse(self, problem: Problem) -> web.StreamResponse | Problem:
+    def _refuse(self, problem: Problem) -> int:
         """A Problem as HTTP while nothing was sent, as events in a stream, as a broken connection in a plain body."""
-        if self._keepalive is not None:
-            self._response = await self._keepalive.stop() or self._response
-        response = self._response
-        if response is None:
-            return problem
-        if response.content_type == "text/event-stream":
-            await response.write(self._way.route.api.error(problem.error()))
-            await response.write_eof()
-        elif self._request.transport is not None:
-            self._request.transport.abort()
-        return response
+        if self._keepalive is not None and self._keepalive.stop() and self._status is None:
+            self._status, self._sse = 200, True
+        if self._status is None:
+            return refuse(self._down, problem)
+        if self._sse:
+            self._down.write(self._way.route.api.error(problem.error()))
+            self._down.end()
+        else:
+            self._down.abort()
+        return self._status
 
 
-def _words(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+def _unbounded(headers: Headers) -> Headers:
+    """Without a length: an event of ours may come after those of the server."""
+    return [pair for pair in headers if pair[0].lower() != b"content-length"]
 
 
 class _ErrorBody(msgspec.Struct):

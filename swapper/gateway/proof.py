@@ -134,6 +134,10 @@ class Tail:
             self._size -= len(self._chunks.popleft())
             self._cut = True
 
+    def last_event(self) -> bytes:
+        """The data of the last event, nothing where there is none."""
+        return next(_last_events(b"".join(self._chunks)), b"")
+
     def reuse(self) -> Reuse | None:
         """The numbers, or None where the answer has none (or its beginning is gone)."""
         text = b"".join(self._chunks)

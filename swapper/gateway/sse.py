@@ -10,22 +10,30 @@ HOLD_BYTES = 1 << 18
 
 
 class Frames:
-    """`feed` returns all finished events; `rest` is the beginning of the next one."""
+    """`feed` returns all finished events; `rest` is the beginning of the next one.
 
-    __slots__ = ("rest",)
+    `torn`: a part of an unfinished event is out.
+    """
+
+    __slots__ = ("rest", "torn")
 
     def __init__(self) -> None:
         self.rest = b""
+        self.torn = False
 
     def feed(self, chunk: bytes) -> bytes:
         """Take a chunk as it came; give what may go out now (possibly nothing)."""
         text = self.rest + chunk if self.rest else chunk
         if text.endswith((b"\n\n", b"\r\n\r\n")):
             self.rest = b""
+            self.torn = False
             return text
         end = max(_after(text, b"\n\n"), _after(text, b"\r\n\r\n"))
+        if end:
+            self.torn = False
         if len(text) - end > HOLD_BYTES:
             end = len(text)
+            self.torn = True
         self.rest = text[end:]
         return text[:end]
 

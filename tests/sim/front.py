@@ -1,7 +1,7 @@
 """Model calls through the shipped gateway handlers, without a socket on either side.
 
-Invariant: what a handler sees of its client and of a server is what aiohttp would show it; a client that hangs up
-cancels the handler, as the server's `handler_cancellation` does; who dies takes his calls along.
+Invariant: what a call sees of its client and of a server is what the shipped connections would show it; a client that
+hangs up cancels it, as whoever serves does; who dies takes his calls along.
 """
 
 from __future__ import annotations
@@ -9,27 +9,30 @@ from __future__ import annotations
 import asyncio
 import json
 import traceback
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 from unittest.mock import Mock
 
 import aiohttp
-from aiohttp import web
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.http import HttpVersion11, RawRequestMessage
-from aiohttp.streams import StreamReader
-from multidict import CIMultiDict, CIMultiDictProxy
+from multidict import CIMultiDict
 from yarl import URL
 
-from swapper.gateway.http import routes
+from swapper.core.types import WorkClass
+from swapper.gateway.calls import Asked, answer, in_body
+from swapper.gateway.context import GatewayContext, Held
+from swapper.gateway.downstream import Arrived, Caller
+from swapper.gateway.link import LinkError, Origin, Sink
+from swapper.gateway.routes import POST, Way
 from tests.sim.plan import CallPlan
 from tests.sim.process import RouterWire
 from tests.support.fake_wire import Answer, Dropped, NobodyThere, Stream
 
 if TYPE_CHECKING:
     from tests.sim.serve import Serving
+
+T = TypeVar("T")
 
 
 class _Content:
@@ -38,7 +41,6 @@ class _Content:
     def __init__(self, body: bytes | Stream) -> None:
         self._body = body
         self._ended = False
-        self._broken: BaseException | None = None
 
     async def readany(self) -> bytes:
         """What comes next, nothing at the end."""
@@ -53,8 +55,7 @@ class _Content:
             self._ended = True
             return b""
         except Dropped as dropped:
-            self._broken = aiohttp.ClientPayloadError(str(dropped))
-            raise self._broken from dropped
+            raise aiohttp.ClientPayloadError(str(dropped)) from dropped
 
     async def read(self) -> bytes:
         """All of it."""
@@ -67,16 +68,16 @@ class _Content:
         """Whether it ended."""
         return self._ended
 
-    def exception(self) -> BaseException | None:
-        """What broke it off."""
-        return self._broken
+    def shut(self) -> None:
+        """Close the connection."""
+        if isinstance(self._body, Stream):
+            self._body.shut()
 
 
 class Upstream:
     """A server's answer, as `aiohttp.ClientResponse`."""
 
     def __init__(self, answer: Answer) -> None:
-        self._body = answer.body
         self.status = answer.status
         self.reason = "as it says"
         self.headers = CIMultiDict(answer.headers)
@@ -89,8 +90,7 @@ class Upstream:
 
     def close(self) -> None:
         """Close the connection."""
-        if isinstance(self._body, Stream):
-            self._body.shut()
+        self.content.shut()
 
     def release(self) -> None:
         """Give the connection back."""
@@ -113,24 +113,21 @@ class Session:
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
 
-    async def request(self, method: str, url: URL, *, data: Any, **_: object) -> Upstream:  # noqa: ANN401
-        """Any method."""
-        return await self._ask(method, url, data.read())
-
     async def post(self, url: URL, *, data: Any, **_: object) -> Upstream:  # noqa: ANN401
         """POST."""
-        return await self.request("POST", url, data=data)
+        return await self.ask("POST", url, data.read())
 
     @asynccontextmanager
     async def get(self, url: str, *, params: Mapping[str, str] | None = None, **_: object) -> AsyncGenerator[Upstream]:
         """GET."""
-        upstream = await self._ask("GET", URL(url).update_query(dict(params or {})), b"")
+        upstream = await self.ask("GET", URL(url).update_query(dict(params or {})), b"")
         try:
             yield upstream
         finally:
             upstream.close()
 
-    async def _ask(self, method: str, url: URL, body: bytes) -> Upstream:
+    async def ask(self, method: str, url: URL, body: bytes) -> Upstream:
+        """Anything. Raises as aiohttp would."""
         found = self._serving.wire(str(url))
         if found is None:
             raise aiohttp.ClientConnectorError(Mock(), ConnectionRefusedError(f"nobody listens at {url.origin()}"))
@@ -147,74 +144,117 @@ async def _sent(wire: RouterWire, method: str, url: URL, body: bytes, port: str 
     return await wire.request(method, url.path, dict(url.query), body, port=port)
 
 
-@dataclass(slots=True)
-class _Client(AbstractStreamWriter):
-    """Where a handler's answer goes."""
+class Link:
+    """The gateway's connection to a server, as `swapper.gateway.link.Link`."""
 
-    status: str = ""
-    pieces: list[bytes] = field(default_factory=list[bytes])
-    ended: bool = False
+    def __init__(self, session: Session, origin: Origin) -> None:
+        self.origin = origin
+        self.ended = self.broken = False
+        self.bounded = True
+        self.status, self.reason = 0, "as it says"
+        self.headers: list[tuple[bytes, bytes]] = []
+        self._session = session
+        self._asked: tuple[str, URL, bytes] | None = None
+        self._content: _Content | None = None
+        self._first: bytes | None = None
 
-    async def write(self, chunk: bytes | bytearray | memoryview) -> None:
-        """A piece of the body."""
-        self.pieces.append(bytes(chunk))
-        await asyncio.sleep(0)
+    def send(self, head: bytes, body: bytes, *, headless: bool = False) -> None:
+        """What will be asked when the answer is waited for."""
+        assert not headless
+        method, target, _ = head.split(b"\r\n", 1)[0].decode().split(" ")
+        self._asked = (method, URL(f"http://{self.origin.host}:{self.origin.port}{target}", encoded=True), body)
 
-    async def write_eof(self, chunk: bytes = b"") -> None:
-        """The end of it."""
-        if chunk:
-            self.pieces.append(chunk)
-        self.ended = True
+    async def answered(self) -> None:
+        """Head and first bytes."""
+        if self._content is None:
+            assert self._asked is not None
+            upstream = await self._through(self._session.ask(*self._asked))
+            self.status, self._content = upstream.status, upstream.content
+            self.headers = [(name.encode(), value.encode()) for name, value in upstream.headers.items()]
+        if self._first is None:
+            self._first = await self._through(self._content.readany())
+            self.ended = self._content.at_eof()
 
-    async def write_headers(self, status_line: str, headers: CIMultiDict[str]) -> None:
-        """Status and headers."""
-        del headers
-        self.status = status_line
+    async def more(self) -> bytes:
+        """What comes next."""
+        await self.answered()
+        chunk, self._first = self._first or b"", None
+        if not chunk:
+            self.ended = True
+        return chunk
 
-    async def drain(self) -> None:
-        """Nothing waits."""
+    async def pipe(self, sink: Sink) -> None:
+        """All that comes."""
+        while chunk := await self.more():
+            sink.feed(chunk)
 
-    def enable_compression(self, *_: object, **__: object) -> None:
-        """Not here."""
+    def pause(self) -> None:
+        """Never: nobody here is slow."""
 
-    def enable_chunking(self) -> None:
-        """It is whole anyhow."""
+    def resume(self) -> None:
+        """Never paused."""
 
-    @property
-    def body(self) -> bytes:
-        """What came so far."""
-        return b"".join(self.pieces)
+    def drop(self) -> None:
+        """The call is over."""
+        if self._content is not None:
+            self._content.shut()
+
+    async def _through(self, work: Awaitable[T]) -> T:
+        try:
+            return await work
+        except aiohttp.ClientError as error:
+            self.broken = True
+            raise LinkError(str(error), unsent=isinstance(error, aiohttp.ClientConnectorError)) from error
 
 
-class _Transport:
-    """The client's connection."""
+class Links:
+    """The gateway's connections: each is new."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def to(self, origin: Origin, *, fresh: bool = False) -> Link:
+        """Somebody is there, or the first wait says so."""
+        del fresh
+        return Link(self._session, origin)
+
+    def back(self, link: Link) -> None:
+        """It is over."""
+        link.drop()
+
+
+class _Client:
+    """Where an answer goes, as `swapper.gateway.downstream.Downstream`."""
 
     def __init__(self) -> None:
-        self.aborted = False
+        self.status = 0
+        self.pieces: list[bytes] = []
+        self.ended = self.aborted = False
+
+    def begin(self, status: int, reason: str, headers: list[tuple[bytes, bytes]]) -> None:
+        """Status and headers."""
+        del reason, headers
+        self.status = status
+
+    def write(self, chunk: bytes) -> None:
+        """A piece of the body."""
+        self.pieces.append(chunk)
+
+    def end(self) -> None:
+        """The end of it."""
+        self.ended = True
 
     def abort(self) -> None:
         """Break it."""
         self.aborted = True
 
-    def get_extra_info(self, *_: object) -> None:
-        """Nothing is known."""
+    def fed_by(self, source: object) -> None:
+        """Nobody here is slow."""
 
-    def is_closing(self) -> bool:
-        """Whether it was broken."""
-        return self.aborted
-
-
-class _Protocol:
-    """The part of aiohttp's server a request holds on to."""
-
-    def __init__(self, transport: _Transport) -> None:
-        self.transport = transport
-        self.writer = None
-        self.ssl_context = None
-        self.peername = None
-
-    def __getattr__(self, name: str) -> object:
-        return Mock()
+    @property
+    def body(self) -> bytes:
+        """What came so far."""
+        return b"".join(self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,17 +282,8 @@ async def ask(serving: Serving, path: str, body: bytes, patience_s: float) -> Re
     """One call to a gateway; after `patience_s` the client hangs up."""
     context = serving.context
     assert context is not None
-    handler = next(route.handler for route in routes(context) if route.path == path)
-    client, transport = _Client(), _Transport()
-    request = _request(path, body, client, transport)
-
-    async def handle() -> None:
-        response = await cast("Any", handler)(request)
-        if not response.prepared:
-            await response.prepare(request)
-            await response.write_eof()
-
-    task = serving.process.spawn(handle())
+    client = _Client()
+    task = serving.process.spawn(_handle(context, path, body, client))
     with suppress(TimeoutError, asyncio.CancelledError):
         async with asyncio.timeout(patience_s):
             await asyncio.wait({task})
@@ -260,29 +291,24 @@ async def ask(serving: Serving, path: str, body: bytes, patience_s: float) -> Re
         task.cancel()
         await asyncio.wait({task})
         return Result(0, client.body, whole=False)
-    if task.cancelled() or transport.aborted:
+    if task.cancelled() or client.aborted:
         return Result(0, client.body, whole=False)
     error = task.exception()
     if error is not None:
         serving.world.say("".join(traceback.format_exception(error)))
         serving.world.check.fail(f"a handler of {serving.process.name} raised {error!r}")
         return Result(0, client.body, whole=False)
-    return Result(int(client.status.split()[1]), client.body, client.ended)
+    return Result(client.status, client.body, client.ended)
 
 
-def _request(path: str, body: bytes, client: _Client, transport: _Transport) -> web.Request:
-    protocol = cast("Any", _Protocol(transport))
-    loop = asyncio.get_running_loop()
-    payload = StreamReader(cast("Any", Mock()), 1 << 20, loop=loop)
-    payload.feed_data(body)
-    payload.feed_eof()
-    headers = CIMultiDictProxy(CIMultiDict({"Content-Type": "application/json", "Content-Length": str(len(body))}))
-    message = RawRequestMessage(
-        "POST", path, HttpVersion11, headers, (), False, None, False, False, URL(path, encoded=True)
-    )
-    task = cast("Any", asyncio.current_task())
-    request = web.Request(message, payload, protocol, client, task, loop)
-    match = Mock()
-    match._apps = ()
-    request._match_info = match  # pyright: ignore[reportPrivateUsage]
-    return request
+async def _handle(context: GatewayContext, path: str, body: bytes, client: _Client) -> None:
+    held = Held(context.budget)
+    held.add(len(body))
+    held.body = body
+    try:
+        asked = await in_body(context, "application/json", held, Way("POST", path, (), POST[path]))
+        assert isinstance(asked, Asked)
+        arrived = Arrived("POST", ((b"Content-Type", b"application/json"),), Caller())
+        await answer(context, arrived, WorkClass.INTERACTIVE, asked, held, client)
+    finally:
+        held.release()

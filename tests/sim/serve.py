@@ -23,7 +23,7 @@ from swapper.jobs.runner import Jobs
 from swapper.store.protocol import Store
 from swapper.store.tail import Tail
 from tests.sim.batches import BatchGate
-from tests.sim.front import Session
+from tests.sim.front import Links, Session
 from tests.sim.jobs import recipes
 from tests.sim.meter import Meter
 from tests.sim.others import backend_of, session_of
@@ -229,6 +229,7 @@ class Serving:
             limits=Limits(max_wait_ms=30_000, keepalive_ms=2_000, retry_ms=10_000),
             admission=admission,
             member=member,
+            links=Links(session),  # pyright: ignore[reportArgumentType]
             session=session,  # pyright: ignore[reportArgumentType]
         )
         routers = [place.router for place in world.places.values()]

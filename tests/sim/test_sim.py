@@ -54,7 +54,7 @@ def test_the_same_seed_gives_the_same_history(seed: int) -> None:
         ("stolen", (34, 47), "S1"),
         ("kept", (22, 37), "not recovered"),
         ("slept", (112, 230), "not recovered"),
-        ("half", (672,), "not recovered"),
+        ("half", (672,), "took VRAM"),
         ("mute", (123, 186), "not recovered"),
         ("freed", (27, 31), "not recovered"),
         ("posted", (59, 223), "took VRAM"),

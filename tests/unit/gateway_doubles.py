@@ -310,5 +310,6 @@ async def serve(
         finally:
             await member.close()
             await runner.cleanup()
+            ctx.links.close()
             await session.close()
             await upstream_runner.cleanup()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from aiohttp import web
 
-from swapper.gateway import http
+from swapper.gateway import calls, http
 from swapper.gateway.context import INFLATED_AT_ONCE, GatewayContext, Held
 from swapper.gateway.parse import Ask, Decoding, parse_body
 from swapper.problem import Problem
@@ -109,9 +109,9 @@ async def test_of_large_bodies_that_are_there_at_once_each_is_parsed_in_a_pass_o
             passes += 1
             await asyncio.sleep(0)
 
-    monkeypatch.setattr(http, "LARGE_BYTES", len(PLAIN) - 1)
+    monkeypatch.setattr(calls, "LARGE_BYTES", len(PLAIN) - 1)
     monkeypatch.setattr(http, "_read_body", read)
-    monkeypatch.setattr(http, "parse_body", parsed)
+    monkeypatch.setattr(calls, "parse_body", parsed)
     async with serve() as gateway:
         counting = asyncio.create_task(count())
         answers: list[Answer] = await asyncio.gather(*(gateway.call(CHAT) for _ in range(BODIES)))

@@ -1,0 +1,106 @@
+"""A call whose body is there: what it asks for, whether it may, and its way through admission to its end.
+
+Invariant: whoever served the request, a call is refused, admitted, answered and counted here, once; large bodies are
+parsed one in a pass of the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+from swapper.core.types import WorkClass
+from swapper.gateway import errors, heads
+from swapper.gateway.admission import Full
+from swapper.gateway.context import LEFT, GatewayContext, Held
+from swapper.gateway.downstream import Arrived, Downstream, refuse
+from swapper.gateway.filters import Filter
+from swapper.gateway.form import form_with, form_with_model, is_form, parse_form
+from swapper.gateway.parse import Ask, parse_body, parse_class, with_model
+from swapper.gateway.pipe import Exchange
+from swapper.gateway.routes import Way
+from swapper.problem import Problem
+
+_T = TypeVar("_T")
+LARGE_BYTES = 1 << 20
+"""From here on a body is parsed in a pass of its own: 64 MiB take up to a quarter of a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asks for, and how that goes upstream."""
+
+    ask: Ask
+    way: Way
+
+
+def class_of(arrived: Arrived) -> WorkClass | Problem:
+    """The class of a call: its header, else its key's default, else interactive."""
+    caller = arrived.caller
+    header = heads.header(arrived.headers, b"x-swapper-class") or None
+    return parse_class(header, caller.default_class, caller.classes)
+
+
+async def in_body(ctx: GatewayContext, kind: str, held: Held, way: Way) -> Asked | Problem:
+    """What a body of Content-Type `kind` asks for: the model stands in it, and its entry may change the body."""
+    form = is_form(kind)
+    ask = await parsed(ctx, held.body, partial(parse_form, content_type=kind) if form else parse_body)
+    if isinstance(ask, Ask) and (found := ctx.filters.get(ask.model)) is not None:
+        ask = await _filtered(ctx, held, ask, found, kind if form else None)
+    if isinstance(ask, Problem):
+        return ask
+    return Asked(ask, replace(way, rename=partial(form_with_model, content_type=kind) if form else with_model))
+
+
+async def _filtered(ctx: GatewayContext, held: Held, ask: Ask, found: Filter, form: str | None) -> Ask | Problem:
+    """The body as its model's entry has it, and what it asks for then: what is followed is what the server reads.
+
+    `form`: the Content-Type, where it is one.
+    """
+    change = found.body if form is None else partial(form_with, values=found.form(), content_type=form)
+    body = await parsed(ctx, held.body, change)
+    if body is held.body:
+        return ask
+    if not held.add(max(len(body) - held.size, 0)):
+        return errors.body_budget(ctx.limits.body_budget)
+    held.body = body
+    return await parsed(ctx, body, parse_body if form is None else partial(parse_form, content_type=form))
+
+
+async def parsed(ctx: GatewayContext, body: bytes, parse: Callable[[bytes], _T]) -> _T:
+    """What `parse` makes of the body, in its turn."""
+    if len(body) <= LARGE_BYTES:
+        return parse(body)
+    async with ctx.parsing:
+        await asyncio.sleep(0)  # a pass for everybody else; in a thread the parser would keep the interpreter, too
+        return parse(body)
+
+
+async def answer(
+    ctx: GatewayContext, arrived: Arrived, klass: WorkClass, asked: Asked, held: Held, down: Downstream
+) -> None:
+    """Answer one call."""
+    model, way = asked.ask.model, asked.way
+    tenant = ctx.names.get(model)
+    if tenant is None:
+        refuse(down, errors.model_not_found(model, ctx.names))
+        return
+    if (failure := ctx.member.resting(tenant)) is not None:
+        refuse(down, errors.load_failed(model, failure.reason))
+        return
+    call = ctx.admission.admit(tenant, klass, arrived.caller.owner, ctx.limits.max_wait_ms)
+    if isinstance(call, Full):
+        ctx.told(tenant, 429, 0)
+        refuse(down, errors.queue_full(call.waiting))
+        return
+    code = LEFT
+    try:
+        exchange = Exchange(ctx, arrived, down, ctx.targets[tenant], asked.ask, way, held, call)
+        del asked  # views of the body, which may go before the answer has passed
+        code = await exchange.run()
+    finally:
+        call.finish()
+        ctx.told(tenant, code, call.waited_ms)

@@ -1,0 +1,302 @@
+"""One connection to a server: a request goes out in one write, its answer comes back as it comes.
+
+Invariant: one request at a time, and no byte of one answer is ever taken for another's: what comes unasked, or after an
+answer's end, closes the connection. An answer is whole only where HTTP says so: by its length, its last chunk, or,
+where it has neither, the end of the connection. llhttp parses (httptools), strictly; what it refuses is no answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import httptools
+
+HEAD_BYTES = 1 << 17
+"""The head of an answer may be as large."""
+AHEAD_BYTES = 1 << 16
+"""So much of an answer is read before anybody takes it."""
+STALE_S = 1.0
+"""Who closes an idle connection does so at once; later it was the call that was too much."""
+
+Headers = list[tuple[bytes, bytes]]
+_FRAMES = frozenset({b"content-length", b"transfer-encoding"})
+
+
+class LinkError(Exception):
+    """The server broke off, in words. `unsent`: nobody was reached; `stale`: an idle connection ended under a call."""
+
+    def __init__(self, why: str, *, unsent: bool = False, stale: bool = False) -> None:
+        super().__init__(why)
+        self.unsent = unsent
+        self.stale = stale
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who is connected to."""
+
+    host: str
+    port: int
+    tls: bool = False
+
+
+class Sink(Protocol):
+    """Takes an answer's body as it comes."""
+
+    def feed(self, chunk: bytes) -> None:
+        """The next bytes."""
+        ...
+
+
+class _Reading:
+    """One answer as llhttp reads it; `pieces` are what of its body nobody has taken yet.
+
+    `ended`: it is whole. `sound`: another request may follow on the connection.
+    """
+
+    __slots__ = (
+        "ended",
+        "framed",
+        "headed",
+        "headers",
+        "headless",
+        "parser",
+        "pieces",
+        "reason",
+        "size",
+        "sound",
+        "status",
+    )
+
+    def __init__(self) -> None:
+        self.parser = httptools.HttpResponseParser(self)
+        self.pieces: list[bytes] = []
+        self.begin(headless=False)
+        self.ended = True  # nothing was asked yet
+
+    def begin(self, *, headless: bool) -> None:
+        """`headless`: there will be no body, whatever the head says."""
+        self.headless = headless
+        self.headers: Headers = []
+        self.status = 0
+        self.reason = ""
+        self.size = 0
+        self.headed = self.framed = self.ended = False
+        self.sound = True
+
+    def taken(self) -> bytes:
+        """What came since."""
+        pieces = self.pieces
+        chunk = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        self.size = 0
+        return chunk
+
+    # ---- llhttp's callbacks
+
+    def on_message_begin(self) -> None:
+        if self.ended:
+            self.sound = False  # two answers to one request
+
+    def on_status(self, status: bytes) -> None:
+        if not self.headed:
+            self.reason = status.decode("latin-1")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.headed:  # else it is a trailer
+            self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        if self.headed:
+            return
+        self.status = self.parser.get_status_code()
+        if self.status < 200:
+            self.headers, self.reason = [], ""
+            return
+        self.headed = True
+        self.framed = self.status in (204, 304) or any(name.lower() in _FRAMES for name, _ in self.headers)
+        self.sound = self.sound and self.parser.should_keep_alive()
+        if self.headless:
+            self.ended, self.sound = True, False
+
+    def on_body(self, body: bytes) -> None:
+        if not self.ended:
+            self.pieces.append(body)
+            self.size += len(body)
+
+    def on_message_complete(self) -> None:
+        self.ended = self.headed  # an informational one is none
+
+
+class Link(asyncio.Protocol):
+    """See the module. `reused`: another request was answered on it before; `idle_since`: the loop's time, s."""
+
+    def __init__(self, origin: Origin) -> None:
+        self.origin = origin
+        self.reused = False
+        self.idle_since = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._reading = _Reading()
+        self._transport: asyncio.Transport | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._sink: Sink | None = None
+        self._error: LinkError | None = None
+        self._dropped = False
+        self._came = 0
+        self._sent_s = 0.0
+
+    @property
+    def status(self) -> int:
+        """Of the answer's head."""
+        return self._reading.status
+
+    @property
+    def reason(self) -> str:
+        """The status in the server's words."""
+        return self._reading.reason
+
+    @property
+    def headers(self) -> Headers:
+        """As they came."""
+        return self._reading.headers
+
+    @property
+    def ended(self) -> bool:
+        """Whether the answer is whole."""
+        return self._reading.ended
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the answer says itself where it ends; else only the end of the connection does."""
+        return self._reading.framed
+
+    @property
+    def broken(self) -> bool:
+        """Whether the server broke off."""
+        return self._error is not None
+
+    @property
+    def fit(self) -> bool:
+        """Whether it may take another request."""
+        reading = self._reading
+        return reading.ended and reading.sound and not self._dropped and self._transport is not None
+
+    def send(self, head: bytes, body: bytes, *, headless: bool = False) -> None:
+        """One request; `headless`: its answer has no body (HEAD)."""
+        self._reading.begin(headless=headless)
+        self._came = 0
+        self._sent_s = self._loop.time()
+        if self._transport is None:
+            self._error = LinkError("it closed the connection", stale=self.reused)
+        elif len(body) < AHEAD_BYTES:
+            self._transport.write(head + body)
+        else:
+            self._transport.writelines((head, body))
+
+    async def answered(self) -> None:
+        """Return when the head is there, and the first bytes of the body or its end. Raises LinkError."""
+        reading = self._reading
+        while not reading.ended and (self._error is not None or not reading.pieces):
+            await self._wait()
+
+    async def more(self) -> bytes:
+        """The next bytes of the body, none at its end. Raises LinkError."""
+        await self.answered()
+        return self._taken()
+
+    async def pipe(self, sink: Sink) -> None:
+        """What comes from here on goes to the sink in the moment it comes; returns at the end. Raises LinkError."""
+        if self._reading.pieces:
+            sink.feed(self._taken())
+        self._sink = sink
+        try:
+            while not self._reading.ended:
+                await self._wait()
+        finally:
+            self._sink = None
+
+    def pause(self) -> None:
+        """The sink is full: read no more."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """It is no more."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def drop(self) -> None:
+        """Close it at once: the server sees it, and gives up what it does."""
+        self._dropped = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    # ---- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Connected."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of the answer."""
+        reading = self._reading
+        if reading.ended:
+            self.drop()  # unasked
+            return
+        self._came += len(data)
+        try:
+            reading.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._break("it wants to speak another protocol")
+        except httptools.HttpParserError as error:
+            if reading.ended:
+                self.drop()  # what follows the answer is none
+            else:
+                self._break(f"its answer is not HTTP: {error}")
+        if not reading.headed and self._came > HEAD_BYTES:
+            self._break(f"the head of its answer is larger than {HEAD_BYTES >> 10} KiB")
+        if reading.pieces and self._sink is not None:
+            self._sink.feed(reading.taken())
+        if reading.pieces or reading.ended:
+            self._wake()
+        if reading.size > AHEAD_BYTES and not reading.ended:
+            self.pause()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is closed."""
+        self._transport = None
+        reading = self._reading
+        if reading.headed and not reading.framed and exc is None and not self._dropped:
+            reading.ended = True  # that is how such an answer ends
+        if self._error is None and not reading.ended:
+            why = "the connection was closed in the middle of its answer" if self._came else "it closed the connection"
+            soon = self._loop.time() - self._sent_s < STALE_S
+            self._error = LinkError(str(exc or "") or why, stale=self.reused and soon and not self._came)
+        self._wake()
+
+    # ---- inside
+
+    async def _wait(self) -> None:
+        if self._error is not None:
+            raise self._error
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _taken(self) -> bytes:
+        if self._reading.size > AHEAD_BYTES:
+            self.resume()
+        return self._reading.taken()
+
+    def _break(self, why: str) -> None:
+        self._error = LinkError(why)
+        self.drop()
+        self._wake()
