@@ -15,6 +15,8 @@ import httptools
 
 HEAD_BYTES = 1 << 17
 """The head of an answer may be as large."""
+WRITE_BYTES = 1 << 18
+"""A larger body is written in pieces, as the server takes them: asyncio copies what it cannot write at once."""
 AHEAD_BYTES = 1 << 16
 """So much of an answer is read before anybody takes it."""
 STALE_S = 1.0
@@ -143,7 +145,8 @@ class Link(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._sink: Sink | None = None
         self._error: LinkError | None = None
-        self._dropped = False
+        self._unsent: memoryview | None = None
+        self._full = self._dropped = False
         self._came = 0
         self._sent_s = 0.0
 
@@ -180,8 +183,10 @@ class Link(asyncio.Protocol):
     @property
     def fit(self) -> bool:
         """Whether it may take another request."""
-        reading = self._reading
-        return reading.ended and reading.sound and not self._dropped and self._transport is not None
+        reading, transport = self._reading, self._transport
+        if transport is None or self._dropped or not (reading.ended and reading.sound):
+            return False
+        return self._unsent is None and not transport.get_write_buffer_size()  # it may answer before it has read all
 
     def send(self, head: bytes, body: bytes, *, headless: bool = False) -> None:
         """One request; `headless`: its answer has no body (HEAD)."""
@@ -190,10 +195,12 @@ class Link(asyncio.Protocol):
         self._sent_s = self._loop.time()
         if self._transport is None:
             self._error = LinkError("it closed the connection", stale=self.reused)
-        elif len(body) < AHEAD_BYTES:
+        elif len(body) < WRITE_BYTES:
             self._transport.write(head + body)
         else:
-            self._transport.writelines((head, body))
+            self._transport.write(head)
+            self._unsent = memoryview(body)
+            self._write_on()
 
     async def answered(self) -> None:
         """Return when the head is there, and the first bytes of the body or its end. Raises LinkError."""
@@ -230,6 +237,7 @@ class Link(asyncio.Protocol):
     def drop(self) -> None:
         """Close it at once: the server sees it, and gives up what it does."""
         self._dropped = True
+        self._unsent = None
         if self._transport is not None:
             self._transport.abort()
 
@@ -264,9 +272,18 @@ class Link(asyncio.Protocol):
         if reading.size > AHEAD_BYTES and not reading.ended:
             self.pause()
 
+    def pause_writing(self) -> None:
+        """The server takes no more for now."""
+        self._full = True
+
+    def resume_writing(self) -> None:
+        """It does."""
+        self._full = False
+        self._write_on()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """It is closed."""
-        self._transport = None
+        self._transport = self._unsent = None
         reading = self._reading
         if reading.headed and not reading.framed and exc is None and not self._dropped:
             reading.ended = True  # that is how such an answer ends
@@ -286,6 +303,11 @@ class Link(asyncio.Protocol):
             await self._waiter
         finally:
             self._waiter = None
+
+    def _write_on(self) -> None:
+        while self._unsent is not None and not self._full and self._transport is not None:
+            self._transport.write(self._unsent[:WRITE_BYTES])
+            self._unsent = self._unsent[WRITE_BYTES:] or None
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
