@@ -373,13 +373,13 @@ def _log_end(swap: Swap, now_ms: int) -> None:
 
 
 def _kind(swap: Swap) -> str:
-    if swap.moves:
+    if swap.listed:
         return "swap"
     return "tending" if swap.tends is not None else "proof"
 
 
 def _named(swap: Swap) -> dict[str, str | None]:
     """By what it can be looked up: one that moves nobody is on no record, so that its id would lead nowhere."""
-    if swap.moves:
+    if swap.listed:
         return {"swap": swap.id}
     return {"lease": swap.lease} if swap.tends is None else {"cause": swap.cause}

@@ -209,7 +209,7 @@ class StatusRoutes:
             **need_json(tenant, card, self._ctx.live.readings().get(tenant.card, {})),
             **keeping_json(card.keeping.get(tenant.id) if tenant.save else OFF),
             "default": tenant.default,
-            "pinned": tenant.pinned,
+            "pinned": tenant.id in card.pinned,
             "evict": "never" if tenant.evict_never else "by-policy",
             "failure": trouble if failure is None else failure.reason,
             "conversations": [conversation_json(found) for found in _conversations(tenant.id, swaps)],

@@ -73,12 +73,17 @@ def _given_up(draft: Draft) -> bool:
     if draft.swap.stage is not Step.SAVE:
         return False
     for talk in draft.swap.conversations:
-        configured = draft.spec.tenants.get(talk.tenant)
         lost = talk.result is ProofResult.COLD and talk.head and talk.reason not in saving.NO_LOSS
-        if lost and configured is not None and configured.save_required:
+        if lost and _must_keep(draft, talk.tenant):
             compensate(draft, f"a conversation of {talk.tenant} could not be saved: {talk.reason}")
             return True
     return False
+
+
+def _must_keep(draft: Draft, tenant: str) -> bool:
+    """Whether it may not leave while a conversation of its would be lost."""
+    configured = draft.spec.tenants.get(tenant)
+    return configured is not None and configured.save_required and not draft.swap.force
 
 
 def _again(draft: Draft, command: Command) -> bool:
@@ -107,7 +112,8 @@ def _drained(draft: Draft, command: Command, report: Report) -> None:
     configured = draft.spec.tenants.get(command.tenant)
     if report.outcome != "ok":
         draft.finish(Step.DRAIN, command.tenant, StepOutcome.FAILED, report.detail)
-        if (configured is not None and configured.save_required) or draft.spec.policy.on_drain_limit == "reopen":
+        reopens = draft.spec.policy.on_drain_limit == "reopen" and not draft.swap.force
+        if _must_keep(draft, command.tenant) or reopens:
             compensate(draft, f"{command.tenant} could not be drained: {report.detail}")
         elif configured is not None and configured.save:
             _lost(draft, command.tenant, f"what its slots held is not known: {report.detail}")
@@ -125,7 +131,7 @@ def _drained(draft: Draft, command: Command, report: Report) -> None:
         _lost(draft, command.tenant, _GONE)
     # What nobody knows nobody will ever be able to keep: that would hold the card up for ever.
     lost = [c for c in found if c.result is ProofResult.COLD and c.head and c.reason not in saving.NO_LOSS]
-    if lost and configured.save_required:
+    if lost and _must_keep(draft, command.tenant):
         compensate(draft, f"a conversation of {command.tenant} cannot be kept: {lost[0].reason}")
 
 
@@ -163,8 +169,7 @@ def _saved(draft: Draft, command: Command, report: Report) -> None:
         draft.finish(Step.SAVE, command.tenant, StepOutcome.FAILED, reason)
         text = f"a conversation of {command.tenant} could not be saved: {reason}"
         draft.alert(text, AlertKind.UNSAVED, tenant=command.tenant)
-    configured = draft.spec.tenants.get(command.tenant)
-    if configured is not None and configured.save_required:
+    if _must_keep(draft, command.tenant):
         compensate(draft, f"{command.tenant} slot {command.args['slot']} could not be saved: {reason}")
 
 
@@ -254,7 +259,7 @@ def _crowded(draft: Draft, tenant: str, reason: str) -> bool:
     text = f"{tenant} ran out of memory while it was loaded; {leaves} leaves as well, and it is tried once more"
     draft.alert(f"{text}: {reason}", AlertKind.NOT_LOADED, tenant=tenant)
     if not plan.arriving(draft.swap) and not draft.swap.pending:
-        end_in_fault(draft, reason, outcome="compensated")
+        end_in_fault(draft, reason, outcome="compensated", again=True)
     return True
 
 
@@ -299,6 +304,19 @@ def compensate(draft: Draft, reason: str) -> None:
     enter(draft, Step.VACATE if released else Step.OPEN)
 
 
+def go_on_by_force(draft: Draft, why: str) -> None:
+    """Whoever still works is not waited for: what nobody has said of its conversations is lost, and said so."""
+    unsaid = [c.tenant for c in draft.swap.pending if c.executor.startswith("agent:")]
+    for tenant in draft.swap.from_:
+        for step in (Step.CLOSE, Step.DRAIN):
+            draft.finish(step, tenant, StepOutcome.FORCED, f"{why}; it was not waited for")
+        configured = draft.spec.tenants.get(tenant)
+        if configured is not None and configured.save and (tenant in unsaid or not draft.swap.asked):
+            _lost(draft, tenant, f"what its slots held is not known: {why}")
+    draft.update(pending=(), asked=True, told=draft.world.gateways, stage=Step.DRAIN)
+    settle(draft, Step.DRAIN)
+
+
 def _stays(talk: Conversation) -> Conversation:
     """What was given up for an unload that does not come is where it was; only what was lost before is cold."""
     if talk.result is not ProofResult.COLD or talk.reason in (_GONE, saving.COLD_BEFORE):
@@ -325,15 +343,18 @@ def give_up(draft: Draft, reason: str) -> None:
         draft.leases.append(change)
 
 
-def end_in_fault(draft: Draft, reason: str, outcome: str = "fault") -> None:
-    """The swap ends here; the policy brings back whoever fits, and tries the others again after a rest."""
+def end_in_fault(draft: Draft, reason: str, outcome: str = "fault", *, again: bool = False) -> None:
+    """The swap ends here; the policy brings back whoever fits, and tries the others again after a rest.
+
+    `again`: what it was asked for by hand is tried anew.
+    """
     swap = draft.swap
     owed = tuple(t for t in swap.from_ if not plan.by_lease(draft.spec, t))
     if draft.card.return_to is None and owed:
         draft.card = replace(draft.card, return_to=owed, return_lease=swap.lease)
     for record in swap.steps:
         draft.finish(record.step, record.tenant, StepOutcome.FAILED, reason)
-    draft.end(replace(draft.swap, pending=(), outcome=outcome, reason=reason, ended_ms=draft.now))
+    draft.end(replace(draft.swap, pending=(), outcome=outcome, reason=reason, ended_ms=draft.now), again=again)
 
 
 def _int(data: Mapping[str, object], key: str) -> int:

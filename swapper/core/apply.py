@@ -28,6 +28,7 @@ def apply(world: World, commit: Commit) -> World:
         queued=after.queued + _joined_queue(world, commit),
         token=max((world.token, *commit.tokens)),
         stepped_ms=world.stepped_ms if commit.stepped is None else commit.stepped[1],
+        errands=tuple(errand for errand in after.errands if errand.id not in commit.over),
     )
 
 

@@ -65,7 +65,7 @@ def moved(world: World, spec: Spec, step_ms: int = 0) -> Commit | None:
     """
     cards = tuple(_card(card, world.now_ms, step_ms, spec) for card in world.cards.values())
     cards = tuple(card for card in cards if step_ms or card != world.cards[card.name])
-    swaps = tuple(card.swap for card in cards if card.swap is not None and card.swap.moves)
+    swaps = tuple(card.swap for card in cards if card.swap is not None and card.swap.listed)
     changes = (_lease(lease, world.now_ms, step_ms) for lease in world.leases.values() if lease.state in ACTIVE)
     leases = tuple(change for change in changes if change is not None)
     if not step_ms:

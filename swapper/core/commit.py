@@ -1,8 +1,8 @@
 """What a decision asks the store to write, as one value: the only way a card or a grant changes.
 
 Invariant: a Commit either lands whole or not at all. Each card it names must still have the version the decision was
-made on, each lease it touches must still be in one of the states the decision expected, and every token it gives out
-must be higher than any before.
+made on, each lease it touches must still be in one of the states the decision expected, each errand it ends must still
+be open, and every token it gives out must be higher than any before.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Commit:
     `tokens` are those this decision gives out, rising: the counter must still be below the first, and becomes the last.
     `between_ms`: what the store's clock must show, else it was stepped since, and nobody has said so yet.
     `stepped`: what World.stepped_ms must be, and what it becomes. `members_ms`: every gateway that is a member, or was
-    one before a step ahead, is one so far from the store's now.
+    one before a step ahead, is one so far from the store's now. `over`: the errands that end with this.
 
     Every card, lease and swap written becomes an event with its after-image, every conversation and alert an event
     of its own, and commands reach their executors' outboxes, all in the same atomic write.
@@ -107,6 +107,7 @@ class Commit:
     between_ms: tuple[int, int] | None = None
     stepped: tuple[int, int] | None = None
     members_ms: int | None = None
+    over: tuple[str, ...] = ()
 
     def then(self, later: Commit) -> Commit | None:
         """Both as one write, `later` decided on what this one leaves; None where a lease would change twice.
@@ -132,6 +133,7 @@ class Commit:
             between_ms=later.between_ms or self.between_ms,
             stepped=later.stepped or self.stepped,
             members_ms=later.members_ms or self.members_ms,
+            over=(*self.over, *later.over),
         )
 
 
@@ -142,6 +144,6 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Nothing was written; `what` (a card, lease, gate, the tokens or clock) had moved on. Read and decide again."""
+    """Nothing was written; `what` (a card, lease, gate, errand, the tokens or clock) had moved on. Decide again."""
 
     what: str

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from swapper.core import unused
 from swapper.core.commit import Alert, AlertKind, Commit, LeaseChange
 from swapper.core.conversations import Conversation, ProofResult
 from swapper.core.orders import Command
@@ -34,6 +35,7 @@ class Draft:
     conversations: list[Conversation] = field(default_factory=list[Conversation])
     alerts: list[Alert] = field(default_factory=list[Alert])
     tokens: list[int] = field(default_factory=list[int])
+    over: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
         self._swap = self.card.swap
@@ -59,11 +61,21 @@ class Draft:
         self._swap = swap
         self.tokens.append(swap.token)
 
-    def end(self, swap: Swap) -> None:
-        """The swap is over: it goes to the record, the card has none."""
+    def end(self, swap: Swap, *, again: bool = False) -> None:
+        """The swap is over: it goes to the record, the card has none, and so is the errand it was for.
+
+        `again`: an errand begins anew, under the same id; its record stays open for that.
+        """
         self._swap = None
         self._tell_cold(swap)
-        if swap.moves:
+        errand = next((one for one in self.world.errands if one.id == swap.id), None)
+        if errand is not None and again:
+            return
+        if errand is not None:
+            self.over.append(errand.id)
+        if errand is not None and errand.sends_away and not swap.back:
+            self.card = unused.sent_off(self.spec, self.card, errand)
+        if swap.listed:
             self.ended.append(swap)
 
     def _tell_cold(self, swap: Swap) -> None:
@@ -159,7 +171,7 @@ class Draft:
 
     def commit(self) -> Commit:
         """Freeze."""
-        running = (self._swap,) if self._swap is not None and self._swap.moves else ()
+        running = (self._swap,) if self._swap is not None and self._swap.listed else ()
         return Commit(
             cards=(replace(self.card, swap=self._swap),),
             leases=tuple(self.leases),
@@ -169,6 +181,7 @@ class Draft:
             conversations=tuple(self.conversations),
             alerts=tuple(self.alerts),
             tokens=tuple(self.tokens),
+            over=tuple(self.over),
         )
 
 

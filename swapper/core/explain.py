@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from swapper.core import plan, policy
+from swapper.core.errand import Errand
 from swapper.core.excess import word
 from swapper.core.spec import Spec
 from swapper.core.types import Card, Hold, Lease, LeaseState, Step, Swap, World
@@ -17,6 +18,9 @@ _DOING = {
     Step.RESTORE: "conversations are being restored",
     Step.OPEN: "the gate is being opened",
 }
+
+
+_UNREAD = "how much VRAM {} has is not known yet, since its probe could not be read"
 
 
 def explain_lease(world: World, spec: Spec, lease: Lease, position: int | None) -> str:
@@ -48,7 +52,20 @@ def explain_demand(world: World, spec: Spec, tenant: str) -> str:
         return (
             f"{tenant} could not be loaded ({failure.reason}); next try in {_seconds(failure.retry_ms - world.now_ms)}"
         )
-    return f"waiting for {tenant}: {_occupied(world, spec, card) or 'its load is about to start'}"
+    why = _occupied(world, spec, card) or policy.never_fits(spec, card, configured) or "its load is about to start"
+    return f"waiting for {tenant}: {why}"
+
+
+def explain_errand(world: World, spec: Spec, errand: Errand) -> str:
+    """One true sentence about what was asked for by hand and is not over."""
+    what = f"{errand.verb} {', '.join(errand.tenants) or errand.card}"
+    card = world.cards.get(errand.card, Card(errand.card))
+    if card.swap is not None and card.swap.id == errand.id:
+        return f"{what}: {_doing(world, spec, card, card.swap)}"
+    if card.name in spec.cards and not spec.cards[card.name].total_mib:
+        return f"{what}: {_UNREAD.format(card.name)}"
+    why = _occupied(world, spec, card) or "it begins once the agent beside the card has said that it is there"
+    return f"{what} waits: {why}"
 
 
 def _doing(world: World, spec: Spec, card: Card, swap: Swap) -> str:
@@ -94,7 +111,7 @@ def _why_not(world: World, spec: Spec, lease: Lease, card: Card) -> str:
     if card.name not in spec.cards:
         return f"card {card.name} is not configured any more"
     if not spec.cards[card.name].total_mib:
-        return f"how much VRAM {card.name} has is not known yet, since its probe could not be read"
+        return _UNREAD.format(card.name)
     if need > plan.capacity(spec, card.name):
         return f"{card.name} can never give {need} MiB (its capacity is {plan.capacity(spec, card.name)} MiB)"
     occupied = _occupied(world, spec, card)
@@ -106,6 +123,8 @@ def _why_not(world: World, spec: Spec, lease: Lease, card: Card) -> str:
         return (
             f"{holder} could not be loaded ({failure.reason}); next try in {_seconds(failure.retry_ms - world.now_ms)}"
         )
+    if pinned := policy.kept_by_pins(spec, card, lease):
+        return f"no room beside {', '.join(pinned)}, pinned on {card.name}; {policy.lets_go(pinned)} would make room"
     ahead = [other for other in policy.leases_for(world, spec, card.name) if _before(other, lease)]
     if ahead:
         return f"{len(ahead)} lease{'s' * (len(ahead) > 1)} before it on {card.name}"

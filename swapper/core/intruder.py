@@ -1,7 +1,7 @@
 """A tenant of ours that somebody else loads while a swap proves its card free: it is taken as it is. Pure.
 
 Nobody will send it away for the proof, which would only run into its limit. So the swap ends where it stands, the
-tenant becomes a resident, its lease waits again, and the policy decides anew, now knowing who is there.
+tenant becomes a resident, its lease or errand waits again, and the policy decides anew, now knowing who is there.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from swapper.core import plan
+from swapper.core import plan, unused
 from swapper.core.commit import AlertKind, LeaseChange
 from swapper.core.draft import Draft
 from swapper.core.spec import Spec
@@ -39,7 +39,7 @@ def make_way(draft: Draft, found: tuple[str, ...]) -> None:
     swap, card = draft.swap, draft.card
     reason = f"{', '.join(found)} was loaded by somebody else meanwhile"
     owed = card.return_to if card.return_to is not None else swap.from_ or None
-    draft.card = replace(card, residents=(*card.residents, *found), return_to=owed)
+    draft.card = unused.back(replace(card, residents=(*card.residents, *found), return_to=owed), found)
     if swap.grants and swap.lease is not None:
         draft.card = replace(draft.card, holds=tuple(h for h in card.holds if h.lease != swap.lease))
         lease = draft.world.leases.get(swap.lease)
@@ -52,4 +52,4 @@ def make_way(draft: Draft, found: tuple[str, ...]) -> None:
         draft.alert(text, AlertKind.STRANGER, tenant=tenant)
     for record in swap.steps:
         draft.finish(record.step, record.tenant, StepOutcome.COMPENSATED, reason)
-    draft.end(replace(draft.swap, pending=(), outcome="compensated", reason=reason, ended_ms=draft.now))
+    draft.end(replace(draft.swap, pending=(), outcome="compensated", reason=reason, ended_ms=draft.now), again=True)

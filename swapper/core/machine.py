@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from swapper.core import intruder, periodic, plan, policy, steps, unused, watchdog
-from swapper.core.answers import compensate, settle, take
+from swapper.core.answers import compensate, go_on_by_force, settle, take
 from swapper.core.commit import Alert, AlertKind, Commit, LeaseChange
 from swapper.core.draft import Draft
 from swapper.core.orders import Report
@@ -22,6 +22,8 @@ from swapper.core.steps import enter
 from swapper.core.types import ACTIVE, Card, Departed, Hold, Lease, LeaseState, Step, Swap, World
 
 BEFORE_RELEASE = frozenset({Step.CLOSE, Step.DRAIN, Step.SAVE})
+_SHUT_MS = 5_000
+"""A gate is shut by then, unless its gateway hangs."""
 
 
 def start(world: World, spec: Spec, card: Card, choice: Choice, *, swap_id: str, token: int) -> Commit:
@@ -29,9 +31,10 @@ def start(world: World, spec: Spec, card: Card, choice: Choice, *, swap_id: str,
     draft = Draft(world, spec, card)
     lease = world.leases.get(choice.lease or "")
     grants = choice.lease is not None and {*choice.arriving} <= ({lease.request.holder} if lease else set())
-    first = plan.first_step(choice.leaving)
+    first, errand = plan.first_step(choice.leaving), choice.errand
+    by_force = errand is not None and errand.force
     swap = Swap(
-        swap_id,
+        swap_id if errand is None else errand.id,
         card.name,
         choice.cause,
         token,
@@ -42,6 +45,8 @@ def start(world: World, spec: Spec, card: Card, choice: Choice, *, swap_id: str,
         world.now_ms,
         lease=choice.lease,
         grants=grants,
+        drain_ms=0 if by_force else errand and errand.drain_ms,
+        force=by_force,
     )
     draft.begin(swap)
     if choice.cause == policy.WATCHDOG:
@@ -154,7 +159,7 @@ def _overdue(world: World, spec: Spec, card: Card) -> Commit | None:
             continue
         draft = Draft(world, spec, card)
         draft.leases.append(change)
-        _leave(draft, hold, world.now_ms + spec.policy.grace_ms)
+        leave(draft, hold, world.now_ms + spec.policy.grace_ms)
         return draft.commit()
     return None
 
@@ -179,13 +184,16 @@ def _ended_holds(world: World, spec: Spec, card: Card) -> Commit | None:
         lease = world.leases.get(hold.lease)
         if lease is None or lease.state not in ACTIVE:
             draft = Draft(world, spec, card)
-            _leave(draft, hold, world.now_ms)
+            leave(draft, hold, world.now_ms)
             return draft.commit()
     return None
 
 
-def _leave(draft: Draft, hold: Hold, free_ms: int) -> None:
-    """A holder goes; a swap that was preparing for it turns back while that costs nothing."""
+def leave(draft: Draft, hold: Hold, free_ms: int) -> None:
+    """A holder goes; a swap that was preparing for it turns back while that costs nothing.
+
+    `free_ms`: when its memory counts as free where its process is not known.
+    """
     draft.card = replace(draft.card, holds=tuple(h for h in draft.card.holds if h != hold))
     if hold.granted and hold.tenant is None:  # a tenant's is released, which is seen
         departed = Departed(hold.lease, hold.label, hold.pid, free_ms, hold.started)
@@ -217,12 +225,13 @@ def _drain_limit(world: World, spec: Spec, card: Card, silent: Collection[str]) 
         return None
     draft = Draft(world, spec, card)
     if swap.forced_ms is None:
-        over_ms = world.now_ms - swap.started_ms - steps.drain_limit(world, spec, swap)
+        over_ms = world.now_ms - swap.started_ms - _limit(world, spec, swap)
         if over_ms < 0:
             return None
-        if spec.policy.on_drain_limit == "reopen":
-            if _only_servers(swap) and over_ms < steps.CUT_LIMIT_MS:
-                return None  # no call of ours is left: a server that was asked says itself whether it is idle
+        reopens = spec.policy.on_drain_limit == "reopen" and not swap.force
+        if (reopens or swap.drain_ms is not None) and _only_servers(swap) and over_ms < steps.CUT_LIMIT_MS:
+            return None  # no call of ours is left: a server that was asked says itself whether it is idle
+        if reopens:
             compensate(draft, "calls were still running at the drain limit (policy.on_drain_limit: reopen)")
             return draft.commit()
         draft.update(forced_ms=world.now_ms)
@@ -231,8 +240,15 @@ def _drain_limit(world: World, spec: Spec, card: Card, silent: Collection[str]) 
         return draft.commit()
     if world.now_ms - swap.forced_ms < steps.CUT_LIMIT_MS:
         return None
-    compensate(draft, _why_not_drained(swap, silent))
+    give_way = go_on_by_force if swap.force else compensate
+    give_way(draft, _why_not_drained(swap, silent))
     return draft.commit()
+
+
+def _limit(world: World, spec: Spec, swap: Swap) -> int:
+    """Where calls are to end at once they do so when the gates are shut: then it is known whether there are any."""
+    limit = steps.drain_limit(world, spec, swap)
+    return max(limit, _SHUT_MS) if swap.stage is Step.CLOSE else limit
 
 
 def _only_servers(swap: Swap) -> bool:
@@ -320,6 +336,7 @@ def _adopt(world: World, spec: Spec, card: Card, strangers: tuple[str, ...]) -> 
     for tenant in strangers:
         draft.let_in(tenant, loaded=True)
     residents = (*card.residents, *strangers)
+    card = unused.back(card, strangers)
     owed = card.return_to is not None and not set(card.return_to) <= set(residents)
     draft.card = replace(
         card,

@@ -10,8 +10,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from swapper.core import plan
+from swapper.core.errand import MANUAL, Errand, Verb
 from swapper.core.spec import Spec, TenantSpec
-from swapper.core.types import Card, Demand, Hold, Lease, LeaseState, World
+from swapper.core.types import Card, Demand, Hold, Lease, LeaseState, WorkClass, World
 from swapper.core.unused import TTL
 
 WATCHDOG = "watchdog"
@@ -22,23 +23,25 @@ WATCHDOG = "watchdog"
 class Choice:
     """A swap worth starting: who leaves, who comes, and why.
 
-    `lease` is granted at its end when nobody comes but its own tenant.
+    `lease` is granted at its end when nobody comes but its own tenant. `errand`: by hand, it is over at its end.
     """
 
     cause: str
     leaving: tuple[str, ...] = ()
     arriving: tuple[str, ...] = ()
     lease: str | None = None
+    errand: Errand | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """One candidate for the card: a lease, or the demand for one tenant."""
+    """One candidate for the card: a lease, or the demand for one tenant, or its load by hand."""
 
     rank: int
     since_ms: int
     lease: Lease | None = None
     tenant: str | None = None
+    errand: Errand | None = None
 
 
 def choose(world: World, spec: Spec, card: Card, *, idle_since_ms: int, unused: tuple[str, ...] = ()) -> Choice | None:
@@ -47,9 +50,11 @@ def choose(world: World, spec: Spec, card: Card, *, idle_since_ms: int, unused: 
     `idle_since_ms`: since when no call has been running or waiting on the card (milliseconds, store clock). `unused`:
     residents whose `ttl` is over.
     """
-    if card.swap is not None or (card.fault is not None and card.fault.retry_ms > world.now_ms):
+    if card.swap is not None or not spec.cards[card.name].total_mib:
         return None
-    if not spec.cards[card.name].total_mib:
+    if (by_hand := _sent_away(world, spec, card)) is not None:
+        return by_hand
+    if card.fault is not None and card.fault.retry_ms > world.now_ms:
         return None
     if missing := tuple(h.tenant for h in card.holds if _is_missing(world, card, h)):
         return Choice("recovery", arriving=tuple(t for t in missing if t is not None))
@@ -63,13 +68,30 @@ def choose(world: World, spec: Spec, card: Card, *, idle_since_ms: int, unused: 
     return _leave_too(card, spent, wish or (Choice(TTL, leaving=idle) if idle else None))
 
 
+def _sent_away(world: World, spec: Spec, card: Card) -> Choice | None:
+    """The first unload by hand, whatever else waits; a card is vacated though nobody is there, to be proved free."""
+    for errand in world.errands:
+        if errand.card != card.name or not errand.sends_away or card.whole is not None:
+            continue
+        leaving = leaves_by_hand(spec, card, errand)
+        if leaving or errand.verb is Verb.VACATE:
+            return Choice(MANUAL, leaving=leaving, errand=errand)
+    return None
+
+
+def leaves_by_hand(spec: Spec, card: Card, errand: Errand) -> tuple[str, ...]:
+    """Who leaves for an errand: also who is pinned, but nobody in a lease of its own, nor who never leaves."""
+    held = {hold.tenant for hold in card.holds}
+    return tuple(t for t in card.residents if errand.about(t) and t not in held and not _stays(spec, t))
+
+
 def _put_right(world: World, spec: Spec, card: Card) -> Choice | None:
     """What the configuration wants done about a resident over its need; nothing to one that is there for a lease."""
     for tenant in card.residents:
         one, configured = card.overruns.get(tenant), spec.tenants.get(tenant)
         if one is None or not one.raised or one.rests(world.now_ms):
             continue
-        if configured is None or configured.on_over == "alert" or not _may_leave(configured):
+        if configured is None or configured.on_over == "alert" or not _may_leave(card, configured):
             continue
         if not any(hold.tenant == tenant for hold in card.holds):
             return Choice(WATCHDOG, leaving=(tenant,), arriving=(tenant,) if configured.on_over == "restart" else ())
@@ -126,16 +148,20 @@ def _waiting(world: World, spec: Spec, card: Card) -> Iterable[_Waiting]:
         if demand.waiting and _loadable(world, spec, card, demand.tenant):
             since = demand.oldest_ms or world.now_ms
             yield _Waiting(demand.klass.rank, since, tenant=demand.tenant)
+    for errand in world.errands:
+        if errand.card == card.name and errand.verb is Verb.LOAD and _awaited(spec, card, errand.tenants[0]):
+            since = min(errand.asked_ms, world.now_ms)
+            yield _Waiting(WorkClass.INTERACTIVE.rank, since, tenant=errand.tenants[0], errand=errand)
 
 
 def _loadable(world: World, spec: Spec, card: Card, tenant: str) -> bool:
+    return _awaited(spec, card, tenant) and not _resting(world, card, tenant)
+
+
+def _awaited(spec: Spec, card: Card, tenant: str) -> bool:
+    """Whether it belongs onto the card and is not there; by hand it is tried though it rests after a failure."""
     configured = spec.tenants.get(tenant)
-    return (
-        configured is not None
-        and configured.card == card.name
-        and tenant not in card.residents
-        and not _resting(world, card, tenant)
-    )
+    return configured is not None and configured.card == card.name and tenant not in card.residents
 
 
 def _resting(world: World, card: Card, tenant: str) -> bool:
@@ -149,15 +175,17 @@ def _serve(world: World, spec: Spec, card: Card, candidate: _Waiting) -> Choice 
             return None
         return _to_lease(world, spec, card, candidate.lease)
     assert candidate.tenant is not None
-    cause = f"model {candidate.tenant}"
+    cause = f"model {candidate.tenant}" if candidate.errand is None else MANUAL
     more = _crowded(card, candidate.tenant)
-    if card.return_to and candidate.tenant in card.return_to and not more:
-        arriving = _that_fit(world, spec, card, card.return_to)
+    if card.return_to and candidate.tenant in card.return_to and not more and candidate.errand is None:
+        arriving = _that_fit(world, spec, card, (t for t in card.return_to if t not in card.unused))
         if candidate.tenant in arriving:
             returning = f"lease {card.return_lease}" if card.return_lease else "recovery"
             return Choice(returning, arriving=arriving, lease=card.return_lease)
     leaving = _make_room(world, spec, card, _wanted(spec, candidate.tenant), one_more=more)
-    return None if leaving is None else Choice(cause, leaving=leaving, arriving=(candidate.tenant,))
+    if leaving is None:
+        return None
+    return Choice(cause, leaving=leaving, arriving=(candidate.tenant,), errand=candidate.errand)
 
 
 def _to_lease(world: World, spec: Spec, card: Card, lease: Lease) -> Choice | None:
@@ -170,9 +198,41 @@ def _to_lease(world: World, spec: Spec, card: Card, lease: Lease) -> Choice | No
         if card.holds:
             return None
         leaving = tuple(t for t in card.residents if not _stays(spec, t))
-        return Choice(cause, leaving, arriving, lease.id)
+        return None if kept_by_pins(spec, card, lease) else Choice(cause, leaving, arriving, lease.id)
     room = _make_room(world, spec, card, lease.request.vram_mib or 0)
     return None if room is None else Choice(cause, room, arriving, lease.id)
+
+
+def kept_by_pins(spec: Spec, card: Card, lease: Lease) -> tuple[str, ...]:
+    """The pinned residents beside which a lease has no room; for maintenance the whole card is vacated all the same."""
+    pinned = _pinned(spec, card)
+    if lease.whole:
+        return () if lease.request.klass is WorkClass.MAINTENANCE else pinned
+    beside = plan.needs(spec, pinned) + (lease.request.vram_mib or 0)
+    return pinned if beside > plan.capacity(spec, card.name) else ()
+
+
+def _pinned(spec: Spec, card: Card) -> tuple[str, ...]:
+    return tuple(t for t in card.residents if t in card.pinned and not _stays(spec, t))
+
+
+def lets_go(pinned: Iterable[str]) -> str:
+    """What to do about those that are pinned."""
+    return " and ".join(f"`swapper unpin {tenant}`" for tenant in pinned)
+
+
+def never_fits(spec: Spec, card: Card, tenant: TenantSpec) -> str | None:
+    """Why a tenant could not come whoever else left, beside those that are pinned; None where it could, some day."""
+    if not spec.cards[card.name].total_mib or tenant.evict_never:
+        return None
+    most, need = plan.capacity(spec, card.name), tenant.need_mib
+    if need > most:
+        return f"{tenant.id} needs {need:,} MiB, and {card.name} has {most:,} MiB to give"
+    pinned = [t for t in _pinned(spec, card) if t != tenant.id]
+    if need + plan.needs(spec, pinned) <= most:
+        return None
+    names = ", ".join(pinned)
+    return f"{tenant.id} does not fit beside {names}, pinned on {card.name}; {lets_go(pinned)} would make room"
 
 
 def _stays(spec: Spec, tenant: str) -> bool:
@@ -199,16 +259,17 @@ def _crowded(card: Card, tenant: str) -> bool:
 def evictable(world: World, spec: Spec, card: Card) -> list[str]:
     """Residents that may be sent away for others, the one that costs least first: idle and non-default ones."""
     found = ((t, spec.tenants.get(t)) for t in card.residents)
-    return sorted((t for t, one in found if one is None or _may_leave(one)), key=lambda t: _value(world, spec, t))
+    return sorted((t for t, one in found if one is None or _may_leave(card, one)), key=lambda t: _value(world, spec, t))
 
 
-def _may_leave(tenant: TenantSpec) -> bool:
-    return not (tenant.evict_never or tenant.pinned or tenant.by_lease)
+def _may_leave(card: Card, tenant: TenantSpec) -> bool:
+    return not (tenant.evict_never or tenant.by_lease or tenant.id in card.pinned)
 
 
 def leaves_for(world: World, spec: Spec, card: Card, tenant: str) -> str | None:
     """Who leaves for a tenant that ran out of memory, beside whom its need says; None: nobody would."""
     waited_for = any(d.waiting for d in world.demand if d.tenant == tenant)
+    waited_for = waited_for or any(e.verb is Verb.LOAD and tenant in e.tenants for e in world.errands)
     kept = frozenset[str]() if waited_for else _kept_from(spec, card, (tenant,))
     return next((t for t in evictable(world, spec, card) if t not in kept), None)
 

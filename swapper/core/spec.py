@@ -51,7 +51,6 @@ class TenantSpec:
     kind: str = "llama-router"
     evict_never: bool = False
     default: bool = False
-    pinned: bool = False
     by_lease: bool = False
     save: bool = True
     save_required: bool = False

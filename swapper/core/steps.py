@@ -79,7 +79,9 @@ def _ask_servers(draft: Draft) -> bool:
 
 
 def drain_limit(world: World, spec: Spec, swap: Swap) -> int:
-    """Milliseconds the calls that leave may still take: the longest limit among their classes."""
+    """Milliseconds the calls that leave may still take: as whoever asked said, else the longest of their classes."""
+    if swap.drain_ms is not None:
+        return swap.drain_ms
     running = [d.klass for d in world.demand if d.tenant in swap.from_ and d.running]
     limits = spec.policy.drain_ms
     return max((limits[k] for k in running), default=max(limits.values()))

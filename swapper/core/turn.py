@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from swapper.core import intruder, machine, periodic, policy, unused, watchdog
+from swapper.core import byhand, intruder, machine, periodic, policy, unused, watchdog
 from swapper.core.apply import apply
 from swapper.core.commit import Commit
 from swapper.core.orders import Report
@@ -68,6 +68,7 @@ def decide(world: World, spec: Spec, seen: Seen, answers: Sequence[Report], new_
     fold = _Fold(world, spec, seen, new_swap)
     whole = all(fold.add(machine.on_report(fold.world, spec, report)) for report in answers)
     whole = whole and fold.add(machine.overdue_in_queue(fold.world, spec))
+    whole = whole and fold.add(byhand.homeless(fold.world, spec))
     whole = whole and all(fold.bring_to_rest(name) for name in spec.cards)
     return Decision(fold.commit, more=not whole)
 
@@ -112,9 +113,9 @@ class _Fold:
     def bring_to_rest(self, name: str) -> bool:
         """All that a card asks for; False when not all of it could be joined."""
         for _ in range(AT_ONCE):
-            due = self.due(name)
+            due = self.due(name) or self.start(name)
             if due is None:
-                return self.add(self.start(name))
+                return True
             if not self.add(due):
                 return False
         return False
@@ -123,7 +124,7 @@ class _Fold:
         """What the clock, or what agents saw, asks of a card."""
         card = card_of(self.world, name)
         silent = [tenant for tenant, state in self._seen.states.items() if state == "unreachable"]
-        due = machine.on_time(self.world, self._spec, card, silent)
+        due = machine.on_time(self.world, self._spec, card, silent) or byhand.due(self.world, self._spec, card)
         if due is None and self._fresh(card):
             tenants = _tenants_of(self._spec, name)
             states = {t: s for t, s in self._seen.states.items() if t in tenants}

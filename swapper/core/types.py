@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from swapper.core.conversations import Conversation, Keeping
+from swapper.core.errand import MANUAL, Errand
 from swapper.core.orders import Command
 from swapper.core.watched import Intruder, Need, Overrun
 
@@ -150,6 +151,8 @@ class Swap:
     gateways told to close; `idle`: those (executor, tenant) that had no call in flight then; `asked`: the gateways
     are drained and the servers were asked what they hold. `grants`: the end of this swap is the grant of `lease`, with
     the swap's own token; else `lease` only links the two swaps of a handover. `free_mib`: what its proof saw free.
+    `drain_ms`: so long its calls in flight may take, where whoever asked for it said so. `force`: it goes on whatever
+    is lost by that.
     """
 
     id: str
@@ -179,11 +182,18 @@ class Swap:
     reason: str | None = None
     ended_ms: int | None = None
     free_mib: int | None = None
+    drain_ms: int | None = None
+    force: bool = False
 
     @property
     def moves(self) -> bool:
         """False when nothing has to leave or come: only the proof that the VRAM is free."""
         return bool(self.from_ or self.to)
+
+    @property
+    def listed(self) -> bool:
+        """Whether it is kept on record: it moves somebody, or somebody asked for it by hand and looks for its end."""
+        return self.moves or self.cause == MANUAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +267,8 @@ class Card:
     `save_after`: the moment before which a tenant's idle slots are not saved by the clock. `displaced`: conversations
     of residents that had to make room for others since the load, and are on disk. `intruders`: who is foreign on it and
     was told of. `overruns`: tenants over their need, or that something was done about. `needs`: what was measured.
-    `unused`: who left because nobody used it, and comes back only when it is asked for.
+    `unused`: who left because nobody used it, or by hand, and comes back only when it is asked for. `pinned`: who is
+    sent away for nobody's calls, loads or leases, but by hand or for maintenance.
     """
 
     name: str
@@ -279,6 +290,7 @@ class Card:
     overruns: Mapping[str, Overrun] = field(default_factory=dict[str, Overrun])
     needs: Mapping[str, Need] = field(default_factory=dict[str, Need])
     unused: tuple[str, ...] = ()
+    pinned: tuple[str, ...] = ()
 
     @property
     def whole(self) -> Hold | None:
@@ -327,6 +339,7 @@ class World:
     lease whose expiry or deadline has passed. `gateways` are the live gateway processes, `next_due_ms` the earliest
     expiry or deadline still ahead. `token` is the one counter of tokens: the highest ever given out or reported.
     `stepped_ms`: how far the store's clock was stepped in all, as far as its records have followed (core/clock.py).
+    `errands`: what was asked for by hand and is not over, in the order it came.
     """
 
     now_ms: int
@@ -339,6 +352,7 @@ class World:
     gates: Mapping[str, Gate] = field(default_factory=dict[str, Gate])
     token: int = 0
     stepped_ms: int = 0
+    errands: tuple[Errand, ...] = ()
 
     @property
     def next_token(self) -> int:

@@ -14,8 +14,10 @@ from typing import cast
 
 import msgspec
 
+from swapper.core.byhand import QUEUED, queued_swap
 from swapper.core.commit import Alert, Commit, LeaseChange
 from swapper.core.conversations import Conversation
+from swapper.core.errand import Errand
 from swapper.core.jobs import Job
 from swapper.core.orders import Command, Report
 from swapper.core.types import Card, Demand, Gate, Lease, LeaseRequest, LeaseState, Swap
@@ -29,6 +31,7 @@ _COMMAND = msgspec.json.Decoder(Command)
 _REPORTS = msgspec.json.Decoder(tuple[Report, ...])
 _CONVERSATION = msgspec.json.Decoder(Conversation)
 _JOB = msgspec.json.Decoder(Job)
+_ERRAND = msgspec.json.Decoder(Errand)
 _ALERT = msgspec.json.Decoder(Alert)
 _DEMAND = msgspec.json.Decoder(tuple[Demand, ...])
 # Lenient: in a lease's after-image the token is a string, because JSON readers with doubles would lose digits.
@@ -190,6 +193,26 @@ def job(text: str) -> Job:
     return _JOB.decode(text)
 
 
+def errand(text: str) -> Errand:
+    """An errand as it was written."""
+    return _ERRAND.decode(text)
+
+
+def errand_text(value: Errand) -> str:
+    """An errand without the moment it came, which the store adds, and without the last brace."""
+    return _without(value, "asked_ms")
+
+
+def queued_text(value: Errand) -> str:
+    """The swap that it will be as it is logged, without the moments and the last brace as well."""
+    return f"{encode({'state': QUEUED})[:-1]},{_without(queued_swap(value), 'started_ms', 'stage_ms')[1:]}"
+
+
+def _without(value: object, *names: str) -> str:
+    fields = cast("dict[str, object]", msgspec.to_builtins(value))
+    return encode({name: field for name, field in fields.items() if name not in names})[:-1]
+
+
 def gate_text(tenant: str, gate: Gate) -> str:
     """A gate as it is logged."""
     return encode({"id": tenant, "state": "open" if gate.open else "closed", "epoch": gate.epoch})
@@ -260,6 +283,7 @@ def commit(value: Commit) -> str:
             "between": [str(ms) for ms in value.between_ms or ()],
             "stepped": [str(ms) for ms in value.stepped or ()],
             "members": optional(value.members_ms),
+            "over": value.over,
             "said": said(value),
         }
     )

@@ -12,6 +12,7 @@ from importlib import resources
 from typing import Any, TypeAlias
 
 from swapper.core.commit import Commit, Committed, Conflict
+from swapper.core.errand import Errand
 from swapper.core.jobs import Job
 from swapper.core.types import Demand, Lease, LeaseRequest, Swap, World
 from swapper.store import codec
@@ -36,7 +37,7 @@ LIBRARY = "swapper_1"
 """The library's name; its number rises when the layout or a signature changes."""
 
 
-PARTS = ("library.lua", "claims.lua", "jobs.lua", "views.lua")
+PARTS = ("library.lua", "members.lua", "claims.lua", "errands.lua", "jobs.lua", "views.lua")
 """Its text, in this order."""
 
 
@@ -150,7 +151,7 @@ class Functions(ABC):
         earliest expiry, end of max_hold, revocation, deadline, `not_before` or end of a membership still ahead.
         """
         answer = await self._call("read", codec.optional(now_ms))
-        now, cards, rows, queued, due, gateways, records, gates, token, stepped = answer
+        now, cards, rows, queued, due, gateways, records, gates, token, stepped, errands = answer
         leases = sorted((codec.lease_image(*row) for row in rows), key=codec.order)
         documents = [codec.card(text) for text in cards]
         return World(
@@ -164,6 +165,7 @@ class Functions(ABC):
             gates=codec.gates(gates),
             token=int(token),
             stepped_ms=int(stepped),
+            errands=tuple(map(codec.errand, errands)),
         )
 
     async def commit(self, commit: Commit, *, now_ms: int | None = None) -> Committed | Conflict:
@@ -174,6 +176,12 @@ class Functions(ABC):
         """
         answer = await self._call("commit", codec.optional(now_ms), codec.commit(commit))
         return Committed() if answer[0] == "ok" else Conflict(answer[1])
+
+    async def errand(self, errand: Errand, *, max_errands: int, now_ms: int | None = None) -> Errand | QueueFull:
+        """Ask for something by hand and wake the coordinator; a known id gives the errand that has it."""
+        when, docs = codec.optional(now_ms), (codec.errand_text(errand), codec.queued_text(errand))
+        kind, answer = await self._call("errand", when, errand.id, *docs, str(max_errands))
+        return QueueFull(int(answer)) if kind == "full" else codec.errand(answer)
 
     async def raise_token(self, mark: int) -> None:
         """Make every later token higher than `mark`."""

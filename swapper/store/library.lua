@@ -26,6 +26,7 @@ Keys. Everything lives under one prefix P with a hash tag, `{swapper}` by defaul
   P:stepped         ms: how far the clock was stepped in all, as far as the records have followed
   P:agent:EXECUTOR  hash owner, who, ends, floor: the one agent that obeys as this executor; it stays when it has ended;
                     note: how far its owner has come, opaque here
+  P:errand:ID       an Errand document                      P:errands    zset: those not over, in order (P:asked)
   P:gateways        zset: when each membership ends, ms     P:demand     hash gateway -> its Demand records, a document
   P:inputs          stream for the coordinator: r = a list of Reports, a document, or w = look again
   P:out:EXECUTOR    stream of Command documents (c), gone a week after the last
@@ -335,6 +336,9 @@ local function commit(keys, a)
       return { 'conflict', 'gate ' .. gate.tenant }
     end
   end
+  for _, id in ipairs(c.over) do
+    if not redis.call('ZSCORE', p .. ':errands', id) then return { 'conflict', 'errand ' .. id } end
+  end
   if c.tokens[1] and not less(redis.call('GET', p .. ':token') or '0', c.tokens[1]) then
     return { 'conflict', 'tokens' }
   end
@@ -352,6 +356,10 @@ local function commit(keys, a)
     renew_members(p, now, step, tonumber(c.members))
   end
   for i, wanted in ipairs(c.leases) do apply(p, leases[i], wanted, now) end
+  for _, id in ipairs(c.over) do
+    redis.call('DEL', p .. ':errand:' .. id)
+    redis.call('ZREM', p .. ':errands', id)
+  end
   write_documents(p, c)
   return { 'ok' }
 end
@@ -363,36 +371,8 @@ local function raise_token(keys, a)
   return 'ok'
 end
 
--- now gateway demand (a document) ttl
-local function beat(keys, a)
-  local p, now, gateway = keys[1], clock(a[1]), a[2]
-  local ends = redis.call('ZSCORE', p .. ':gateways', gateway)
-  for _, dead in ipairs(redis.call('ZRANGEBYSCORE', p .. ':gateways', '-inf', int(now), 'LIMIT', 0, 100)) do
-    redis.call('ZREM', p .. ':gateways', dead)
-    redis.call('HDEL', p .. ':demand', dead)
-  end
-  local before = redis.call('HGET', p .. ':demand', gateway)
-  redis.call('ZADD', p .. ':gateways', int(now + tonumber(a[4])), gateway)
-  if before ~= a[3] then
-    redis.call('HSET', p .. ':demand', gateway, a[3])
-    wake(p)
-  end
-  return ends and tonumber(ends) > now and 'ok' or 'joined'
-end
-
--- gateway
-local function leave(keys, a)
-  local p = keys[1]
-  redis.call('HDEL', p .. ':demand', a[1])
-  if redis.call('ZREM', p .. ':gateways', a[1]) == 1 then wake(p) end
-  redis.call('DEL', p .. ':out:gateway:' .. a[1])
-  return 'ok'
-end
-
 redis.register_function('swapper_1_enqueue', enqueue)
 redis.register_function('swapper_1_heartbeat', heartbeat)
 redis.register_function('swapper_1_finish', finish)
 redis.register_function('swapper_1_commit', commit)
 redis.register_function('swapper_1_raise_token', raise_token)
-redis.register_function('swapper_1_beat', beat)
-redis.register_function('swapper_1_leave', leave)

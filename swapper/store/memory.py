@@ -15,6 +15,7 @@ from functools import partial
 from typing import TypeVar
 
 from swapper.core.commit import Commit, Committed, Conflict
+from swapper.core.errand import Errand
 from swapper.core.jobs import Job
 from swapper.core.orders import Report
 from swapper.core.types import Demand, Lease, LeaseRequest, Swap, World
@@ -179,6 +180,10 @@ class MemoryStore:
     async def commit(self, commit: Commit, *, now_ms: int | None = None) -> Committed | Conflict:
         """Check every guard, then write everything, or nothing. Raises ValueError as `Functions.commit` does."""
         return await self._call("commit", lambda library: library.commit(self._now(now_ms), commit))
+
+    async def errand(self, errand: Errand, *, max_errands: int, now_ms: int | None = None) -> Errand | QueueFull:
+        """Ask for something by hand and wake the coordinator; a known id gives the errand that has it."""
+        return await self._call("errand", lambda library: library.errand(self._now(now_ms), errand, max_errands))
 
     async def raise_token(self, mark: int) -> None:
         """Make every later token higher than `mark`."""

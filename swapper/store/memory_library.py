@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from swapper.core.apply import changed
 from swapper.core.commit import Commit, Committed, Conflict
+from swapper.core.errand import Errand
 from swapper.core.jobs import Job
 from swapper.core.orders import Command
 from swapper.core.types import ACTIVE, Card, Demand, Gate, Lease, LeaseRequest, LeaseState, Swap, World
@@ -82,6 +83,7 @@ class Library:
         self._demand: dict[str, str] = {}
         self._claims: dict[str, _Claim] = {}
         self._jobs: dict[str, str] = {}
+        self._errands: dict[str, str] = {}
         self._token = 0
         self._stepped_ms = 0
 
@@ -91,7 +93,7 @@ class Library:
         other.streams, other.leases = self.streams.copy(), self.leases.copy()
         other._cards, other._swaps, other._gates = {**self._cards}, {**self._swaps}, {**self._gates}
         other._keys, other._gateways, other._demand = {**self._keys}, {**self._gateways}, {**self._demand}
-        other._claims, other._jobs = {**self._claims}, {**self._jobs}
+        other._claims, other._jobs, other._errands = {**self._claims}, {**self._jobs}, {**self._errands}
         other._token, other._stepped_ms = self._token, self._stepped_ms
         return other
 
@@ -173,6 +175,7 @@ class Library:
             gates={**self._gates},
             token=self._token,
             stepped_ms=self._stepped_ms,
+            errands=tuple(map(codec.errand, self._errands.values())),
         )
 
     def commit(self, now_ms: int, commit: Commit) -> Committed | Conflict:
@@ -191,6 +194,8 @@ class Library:
             lease = self.leases.get(change.id)
             assert lease is not None  # refused() saw it
             self._change(changed(lease, change, now_ms))
+        for errand in commit.over:
+            del self._errands[errand]
         for card in commit.cards:
             self._write_card(card)
         for swap in commit.swaps:
@@ -203,6 +208,17 @@ class Library:
         for said in codec.said(commit):
             self._emit(said["type"], said["subject"], 0, said["doc"])
         return Committed()
+
+    def errand(self, now_ms: int, errand: Errand, max_errands: int) -> Errand | QueueFull:
+        """A new one behind the others, or the one that has the id."""
+        if errand.id not in self._errands:
+            if len(self._errands) >= max_errands:
+                return QueueFull(len(self._errands))
+            self._errands[errand.id] = f'{codec.errand_text(errand)},"asked_ms":{now_ms}}}'
+            image = f'{codec.queued_text(errand)},"started_ms":{now_ms},"stage_ms":{now_ms}}}'
+            self._emit("swap", errand.id, 0, image)
+            self.wake()
+        return codec.errand(self._errands[errand.id])
 
     def raise_token(self, mark: int) -> None:
         """The counter is at least `mark` afterwards."""
@@ -316,6 +332,9 @@ class Library:
             now = self._gates.get(tenant)
             if now is not None and (gate.epoch < now.epoch or (gate.epoch == now.epoch and gate != now)):
                 return f"gate {tenant}"
+        gone = [errand for errand in commit.over if errand not in self._errands]
+        if gone:
+            return f"errand {gone[0]}"
         if commit.tokens and commit.tokens[0] <= self._token:
             return "tokens"
         for change in commit.leases:

@@ -1,9 +1,9 @@
 """The store protocol: what the coordinator, the API, agents and gateways may ask of the store.
 
-Invariant: the store never chooses. `commit` is the only writer of grants and of card state; `enqueue`, `heartbeat` and
-`end` touch only their lease and wake the coordinator. Every function takes `now_ms`: None (production) means the
-store's own TIME read inside the function; a value is for tests and simulation. Expected outcomes are values, I/O
-problems are `StoreDown`.
+Invariant: the store never chooses. `commit` is the only writer of grants and of card state; `enqueue`, `heartbeat`,
+`end` and `errand` touch only their lease or errand and wake the coordinator. Every function takes `now_ms`: None
+(production) means the store's own TIME read inside the function; a value is for tests and simulation. Expected outcomes
+are values, I/O problems are `StoreDown`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from swapper.core.commit import Commit, Committed, Conflict
+from swapper.core.errand import Errand
 from swapper.core.jobs import Job
 from swapper.core.orders import Command, Report
 from swapper.core.types import Demand, Lease, LeaseRequest, LeaseState, Swap, World
@@ -35,7 +36,7 @@ class Enqueued:
 
 @dataclass(frozen=True, slots=True)
 class QueueFull:
-    """`queued` leases wait already; nothing was written."""
+    """`queued` leases (or errands) wait already; nothing was written."""
 
     queued: int
 
@@ -185,6 +186,13 @@ class Store(Protocol):
 
     async def commit(self, commit: Commit, *, now_ms: int | None = None) -> Committed | Conflict:
         """Check every guard, then write everything, or nothing."""
+        ...
+
+    async def errand(self, errand: Errand, *, max_errands: int, now_ms: int | None = None) -> Errand | QueueFull:
+        """Ask for something by hand, which a commit ends; the moment is stamped here. Wakes the coordinator.
+
+        A known id gives the errand that has it, while that is not over. `max_errands` wait at most.
+        """
         ...
 
     async def raise_token(self, mark: int) -> None:

@@ -50,20 +50,23 @@ local function next_due(p, now)
 end
 
 -- now -> now, cards, leases (after-image, expires_ms, progress), queued, next due, gateways, demand documents, gates,
--- the counter of tokens, the steps of the clock
+-- the counter of tokens, the steps of the clock, the errands in the order they came
 local function read(keys, a)
   local p, now = keys[1], clock(a[1])
-  local leases, demand = {}, {}
+  local leases, demand, errands = {}, {}, {}
   for _, id in ipairs(wanted_leases(p, now)) do
     local lease = redis.call('HMGET', p .. ':lease:' .. id, 'image', 'expires_ms', 'progress')
     if lease[1] then leases[#leases + 1] = { lease[1], lease[2] or '', lease[3] or '' } end
   end
   local gateways = redis.call('ZRANGEBYSCORE', p .. ':gateways', '(' .. int(now), '+inf')
   for _, gateway in ipairs(gateways) do demand[#demand + 1] = redis.call('HGET', p .. ':demand', gateway) or '[]' end
+  for i, id in ipairs(redis.call('ZRANGE', p .. ':errands', 0, -1)) do
+    errands[i] = redis.call('GET', p .. ':errand:' .. id)
+  end
   return {
     int(now), redis.call('HVALS', p .. ':cards'), leases, int(redis.call('ZCARD', p .. ':queue')), next_due(p, now),
     gateways, demand, redis.call('HGETALL', p .. ':gates'), redis.call('GET', p .. ':token') or '0',
-    redis.call('GET', p .. ':stepped') or '0',
+    redis.call('GET', p .. ':stepped') or '0', errands,
   }
 end
 

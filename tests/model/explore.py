@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from swapper.core import machine, plan, tend, turn
 from swapper.core.commit import Commit
+from swapper.core.errand import Verb
 from swapper.core.keeping import RECALL
 from swapper.core.orders import Report
 from swapper.core.spec import Spec
@@ -24,7 +25,6 @@ from swapper.store import codec
 from tests.model.parts import (
     CARD,
     GATEWAY,
-    Budget,
     Rules,
     State,
     agent,
@@ -58,7 +58,7 @@ class Explored:
 
 def explore(start: State, spec: Spec, rules: Rules | None = None, *, limit: int = 1_000_000) -> Explored:
     """Every state within the budget, or the first broken promise."""
-    model = _Model(spec, rules or Rules(), start.budget)
+    model = _Model(spec, rules or Rules(), start)
     came_from: dict[bytes, tuple[bytes, str] | None] = {_key(start): None}
     queue, ends = deque([start]), 0
     while queue:
@@ -102,7 +102,7 @@ def _key(state: State) -> bytes:
     marks = sorted((lane or "", pair) for lane, pair in state.marks.items())
     ended = sorted((name, lease.state) for name, lease in state.ended.items())
     there = (sorted(state.loaded), state.gate, state.in_flight, sorted(state.alive), state.files, state.deaf)
-    rest = (state.budget, there, _seen(state), ended)
+    rest = (state.budget, there, _seen(state), ended, len(state.hands))
     return repr(([codec.encode(_unversioned(world)) for world in views], newest, told, sent, marks, rest)).encode()
 
 
@@ -122,9 +122,10 @@ def _version(world: World) -> int:
 class _Model:
     """The moves out of a state. A name that begins with `!` is a mishap: it need not happen."""
 
-    def __init__(self, spec: Spec, rules: Rules, budget: Budget) -> None:
+    def __init__(self, spec: Spec, rules: Rules, start: State) -> None:
         self._spec = spec
-        self._budget = budget
+        self._budget = start.budget
+        self._hands = start.hands
         self._rules = rules
         self.doing: tuple[str, ...] = ()
 
@@ -142,9 +143,15 @@ class _Model:
         if mishap and any(c.verb == "vacate" and holders(state, c) for c in pending(state.world)):
             return
         card = state.world.cards[CARD]
-        defaults = frozenset(t.id for t in self._spec.tenants.values() if t.default)
-        if state.world.leases:
-            raise Broken(f"nothing moves, and {', '.join(state.world.leases)} did not end (N1)")
+        defaults = frozenset(t.id for t in self._spec.tenants.values() if t.default) - {*card.unused}
+        if state.world.leases or state.world.errands:
+            left = (*state.world.leases, *(errand.id for errand in state.world.errands))
+            raise Broken(f"nothing moves, and {', '.join(left)} did not end (N1)")
+        asked = self._hands[: len(self._hands) - len(state.hands)]
+        if asked and not mishap and card.residents and asked[-1].sends_away:
+            raise Broken(f"nothing moves, and {card.residents} are back though they were sent off by hand")
+        if asked and not mishap and not card.residents and asked[-1].verb is Verb.LOAD:
+            raise Broken("nothing moves, and nobody was loaded by hand")
         wanted = state.budget.wants != self._budget.wants
         if wanted and not state.deaf and not any(c.verb == PLACED for c in state.sent):
             raise Broken("nothing moves, and nobody says what became of the conversation that a call waits for (N1)")
@@ -152,7 +159,7 @@ class _Model:
             card.swap is not None
             or frozenset(card.residents) != defaults
             or state.loaded != defaults
-            or not (state.gate[1] or state.deaf)
+            or (defaults and not (state.gate[1] or state.deaf))
         ):
             raise Broken(f"nothing moves, and the card is not as declared: {card}, loaded {set(state.loaded)} (N2)")
 
@@ -255,6 +262,10 @@ class _Model:
             yield "!the gateway dies", replace(spent, world=alone, in_flight=0, deaf=True, gate=(state.gate[0], False))
         if state.loaded and not state.in_flight and (spent := state.spend("deaths")):
             yield "!the server dies", replace(spent, loaded=frozenset())
+        if state.hands:
+            hand, *others = state.hands
+            asked = replace(world, errands=(*world.errands, hand))
+            yield f"!{hand.verb} by hand", replace(state, world=asked, hands=tuple(others))
         if (rested := _rested(world)) != world:
             yield "a rest is over", replace(state, world=rested)
 

@@ -13,6 +13,7 @@ from typing import cast
 
 from swapper.core.apply import apply, changed
 from swapper.core.commit import Commit
+from swapper.core.errand import Errand
 from swapper.core.keeping import RECALL
 from swapper.core.orders import Command, Report, answer_to
 from swapper.core.steps import PLACED
@@ -67,7 +68,8 @@ class State:
     """Everything. `sent` and `said` only grow (a crash of the coordinators forgets `said`): any of them may be taken
     again, late, in any order. `view` is what the second coordinator read some time ago. `alive`: leases whose holder
     runs. `loaded`: tenants in VRAM. `seen`: what the agent last told, (loaded, a holder seen, carried out). `files`:
-    (name, whose) of the snapshots on disk. `deaf`: the gateway is no more.
+    (name, whose) of the snapshots on disk. `deaf`: the gateway is no more. `hands`: what is still to be asked for by
+    hand, in this order.
     """
 
     world: World
@@ -87,6 +89,7 @@ class State:
     granted: Mapping[str, int] = field(default_factory=dict[str, int])
     files: tuple[tuple[str, str], ...] = ()
     deaf: bool = False
+    hands: tuple[Errand, ...] = ()
 
     def spend(self, what: str) -> State | None:
         """One less of the budget; None when it is used up."""
@@ -100,6 +103,7 @@ def write(state: State, commit: Commit, rules: Rules) -> State | None:
     unseen = [c.name for c in commit.cards if c.version != world.cards[c.name].version]
     stale = [c.id for c in commit.leases if c.id not in world.leases or world.leases[c.id].state not in c.expect]
     late = bool(commit.tokens) and commit.tokens[0] <= world.token
+    late = late or not {*commit.over} <= {errand.id for errand in world.errands}
     if rules.compare_and_set and (unseen or stale or late):
         return None
     if unseen:
@@ -249,6 +253,8 @@ def gateway(state: State, command: Command, *, fails: bool = False) -> State | N
     if command.verb in (Step.CLOSE, Step.OPEN):
         state = replace(state, gate=(epoch, command.verb == Step.OPEN))
         data = {"in_flight": state.in_flight}
+    elif command.verb == "cut":
+        state = replace(state, in_flight=0)
     elif state.in_flight:
         return None
     if not state.in_flight and command.verb != Step.OPEN and state.talking.talks:

@@ -91,6 +91,12 @@ def closed(swap: Swap) -> None:
         raise Broken(f"{swap.id} is {swap.outcome} and still runs: {left}")
 
 
+def carried_out(errand: str, swap: Swap | None) -> None:
+    """What was asked for by hand is over: so is the swap it became."""
+    if swap is None or swap.outcome is None:
+        raise Broken(f"{errand} is over, and its swap is not: {swap} (N1)")
+
+
 def _over(swap: Swap) -> None:
     """The swap is over: whoever came has lines that say where each conversation is."""
     if swap.outcome != "done":

@@ -14,13 +14,14 @@ from itertools import pairwise
 from swapper.core import machine, plan, rollback, turn
 from swapper.core.apply import apply
 from swapper.core.commit import Commit, Committed
+from swapper.core.errand import Errand, Verb
 from swapper.core.orders import Command, Report
 from swapper.core.spec import Spec
 from swapper.core.types import ACTIVE, FINAL, Card, Lease, LeaseRequest, LeaseState, Step, Swap, World
 from swapper.store.memory_library import Library
 from swapper.store.memory_streams import NOTHING, written
 from swapper.store.protocol import Enqueued, StoredEvent
-from tests.model.promises import Broken, closed, on_commit, stated, told_by
+from tests.model.promises import Broken, carried_out, closed, on_commit, stated, told_by
 from tests.model.surroundings import Agent, Gateway, Lane, Machine
 from tests.store.acts import fold, unmoved
 
@@ -42,6 +43,7 @@ class Rig:
         self.orders: list[Command] = []
         self.heard: list[Report] = []
         self.asked: list[str] = []
+        self.errands: list[str] = []
         self.looks: list[turn.Seen] = []
         self.seen = turn.Seen({"main"})
         self._idle: dict[str, int] = {}
@@ -69,6 +71,11 @@ class Rig:
             raise Broken(f"{name} was refused")
         self.asked.append(name)
         return name
+
+    def by_hand(self, verb: Verb, card: str, *tenants: str, force: bool = False, drain_ms: int | None = None) -> None:
+        errand = Errand(self.name("sw"), card, verb, tenants, force=force, drain_ms=drain_ms)
+        self.library.errand(self.now, errand, 1_000)
+        self.errands.append(errand.id)
 
     def end(self, name: str, *, stays: bool = False) -> None:
         """The client releases or cancels; its process stays where it says so and can be seen."""
@@ -251,8 +258,11 @@ class Rig:
         for card in world.cards.values():
             self._card(world, card)
         running = {card.swap.id for card in world.cards.values() if card.swap is not None}
+        waiting = {errand.id for errand in world.errands}
+        for errand in {*self.errands} - waiting:
+            carried_out(errand, self.library.swap(errand))
         for swap in self._swaps.values():
-            if swap.id not in running:
+            if swap.id not in running | waiting:
                 closed(swap)
         for report in self.heard:
             if machine.on_report(world, self.spec, report) is not None:
@@ -322,6 +332,8 @@ class Rig:
     def rest(self) -> None:
         """From here on everybody does what he should: everything must end, and the declared residents serve."""
         self.looks.clear()
+        for card in self.spec.cards:
+            self.by_hand(Verb.UNPIN, card, *(t.id for t in self.spec.tenants.values() if t.card == card))
         for _ in range(400):
             while self._round():
                 pass
@@ -359,12 +371,15 @@ class Rig:
         world = self.read()
         if waiting := [name for name in self.asked if self.lease(name).state not in FINAL]:
             return f"{waiting} did not end"
+        if world.errands:
+            return f"{world.errands} are not over"
         if hungry := [g.name for g in self.gateways.values() if any(g.waiting.values())]:
             return f"calls wait at {hungry}"
         if left := [g.name for g in self.gateways.values() if g.wanting]:
             return f"calls at {left} wait for a conversation that lies on disk"
         for card in world.cards.values():
-            defaults = {t.id for t in self.spec.tenants.values() if t.default and t.card == card.name}
+            off = {*card.unused}
+            defaults = {t.id for t in self.spec.tenants.values() if t.default and t.card == card.name} - off
             if card.swap or card.fault or card.holds or self._could_come(card, defaults):
                 return f"{card} is not at rest"
             if not defaults <= set(card.residents) or set(card.residents) != self.machine.tenants(card.name):
@@ -379,6 +394,6 @@ class Rig:
     def _could_come(self, card: Card, defaults: set[str]) -> bool:
         """Whether somebody is owed for whom there would be room beside those who should stay."""
         spec, owed = self.spec, {*(card.return_to or ())} - self.machine.broken
-        stay = {t for t in card.residents if t in owed | defaults or spec.tenants[t].pinned}
+        stay = {t for t in card.residents if t in owed | defaults}
         rooms = (plan.needs(spec, (t for t in {*stay, one} if not spec.tenants[t].evict_never)) for one in owed - stay)
         return any(room <= plan.capacity(spec, card.name) for room in rooms)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from swapper.core import answers, comeback, keeping, machine, policy, saving, steps, turn
+from swapper.core import answers, byhand, comeback, keeping, machine, policy, saving, steps, turn, unused
+from swapper.core.commit import Commit
 from swapper.core.conversations import Conversation, ProofResult
 from swapper.core.draft import Draft
+from swapper.core.errand import Errand, Verb
+from swapper.core.spec import Spec
 from swapper.core.types import Card, Gate, Lease, LeaseRequest, Step, World
 from tests.model.explore import Explored, explore
 from tests.model.parts import CARD, Budget, Rules, State, Talking
@@ -31,8 +36,12 @@ def kept_by(*strategies: str) -> Talking:
 SLOTS, REWIND, REPLAY, OFF = kept_by("slots"), kept_by("rewind"), kept_by("replay"), kept_by()
 
 
-def start(leases: int, budget: Budget, talking: Talking | None = None) -> State:
-    """The default resident serves; so many whole leases wait."""
+UNLOAD, LOAD = Errand("sw_u", CARD, Verb.UNLOAD, (MED,)), Errand("sw_l", CARD, Verb.LOAD, (MED,))
+VACATE, FORCE = Errand("sw_v", CARD, Verb.VACATE), Errand("sw_f", CARD, Verb.VACATE, force=True)
+
+
+def start(leases: int, budget: Budget, talking: Talking | None = None, hands: tuple[Errand, ...] = ()) -> State:
+    """The default resident serves; so many whole leases wait; by hand may be asked for, at any time, in this order."""
     waiting = {
         name: Lease(name, LeaseRequest("ann", ttl_ms=1_000, holder_pid=seq), seq, 0)
         for seq, name in enumerate("ab"[:leases], 1)
@@ -40,7 +49,8 @@ def start(leases: int, budget: Budget, talking: Talking | None = None) -> State:
     card = Card(CARD, residents=(MED,))
     world = World(0, {CARD: card}, waiting, queued=leases, gateways=("g1",), gates={MED: Gate(1, open=True)})
     seen = (frozenset({MED}), False, (0, 0))
-    return State(world, budget, talking or Talking(), loaded=frozenset({MED}), gate=(1, True), seen=seen)
+    serves = {"loaded": frozenset({MED}), "gate": (1, True), "seen": seen}
+    return State(world, budget, talking or Talking(), hands=hands, **serves)  # pyright: ignore[reportArgumentType]
 
 
 def kept(found: Explored, at_least: int) -> bool:
@@ -87,6 +97,24 @@ def test_promises_are_kept_in_every_order(leases: int, budget: Budget, at_least:
 )
 def test_conversations_are_kept_or_stated_in_every_order(talking: Talking, budget: Budget, at_least: int) -> None:
     assert kept(explore(start(1, budget, talking), SPEC), at_least)
+
+
+@pytest.mark.parametrize(
+    ("leases", "hands", "budget", "at_least"),
+    [
+        pytest.param(0, (UNLOAD, LOAD), Budget(crashes=1, calls=1), 600, id="unload, load: crash, call"),
+        pytest.param(0, (UNLOAD, LOAD), Budget(failures=1, looks=1), 4_000, id="unload, load: failure, two looks"),
+        pytest.param(1, (UNLOAD,), Budget(crashes=1, expiries=1), 1_600, id="unload: a lease, crash, expiry"),
+        pytest.param(1, (LOAD, UNLOAD), Budget(deaths=1), 3_000, id="load, unload: a lease, death"),
+        pytest.param(1, (VACATE, LOAD), Budget(failures=1), 3_300, id="vacate, load: a lease, failure"),
+        pytest.param(1, (FORCE,), Budget(calls=1, crashes=1), 4_400, id="by force: a lease, call, crash"),
+        pytest.param(1, (FORCE,), Budget(looks=1), 6_200, id="by force: a lease, two coordinators"),
+    ],
+)
+def test_what_is_asked_for_by_hand_is_done_once_in_every_order(
+    leases: int, hands: tuple[Errand, ...], budget: Budget, at_least: int
+) -> None:
+    assert kept(explore(start(leases, budget, hands=hands), SPEC), at_least)
 
 
 def nothing_to_do(_: Draft) -> None:
@@ -144,6 +172,30 @@ def test_a_lease_whose_swap_was_given_up_must_not_wait_for_ever(monkeypatch: pyt
 
     monkeypatch.setattr(answers, "give_up", forgets)
     assert "(N1)" in broken(Budget(0, 0, 3, 0, 0, 0))
+
+
+def by_hand(*hands: Errand) -> str:
+    found = explore(start(0, NOTHING, hands=hands), SPEC)
+    print(found)
+    return found.broken or ""
+
+
+def test_who_is_sent_off_by_hand_and_not_kept_off_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgets(_spec: Spec, card: Card, _errand: Errand) -> Card:
+        return card
+
+    monkeypatch.setattr(unused, "sent_off", forgets)
+    assert "sent off by hand" in by_hand(UNLOAD)
+
+
+def test_a_load_that_waits_is_taken_back_by_the_unload_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    do = byhand._do  # pyright: ignore[reportPrivateUsage]
+
+    def sees_none_after(draft: Draft, errand: Errand, before: list[Errand], _after: list[Errand]) -> Commit | None:
+        return do(draft, errand, before, ())
+
+    monkeypatch.setattr(byhand, "_do", sees_none_after)
+    assert "sent off by hand" in by_hand(UNLOAD, LOAD, replace(UNLOAD, id="sw_again"))
 
 
 def kept_badly(budget: Budget, talking: Talking = REWIND) -> str:

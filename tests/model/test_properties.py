@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 
 from swapper.core.commit import Commit
 from swapper.core.conversations import ProofResult
+from swapper.core.errand import Verb
 from swapper.core.spec import CardSpec, PolicySpec, Spec, TenantSpec
 from swapper.core.types import FINAL, Gate, LeaseRequest, Step, WorkClass, World
 from tests.model import said
@@ -31,7 +32,7 @@ VERBS = st.sampled_from([Step.DRAIN, Step.SAVE, Step.RELEASE, Step.VACATE, Step.
 SOME_MS = st.sampled_from([1, 500, 5_000, 30_000, 61_000, 130_000, 700_000])
 THEN = st.sampled_from(["go on", "look", "nothing"])
 """What the coordinator does at once, and perhaps the executors."""
-TRAITS = ("default", "evict_never", "pinned", "save", "save_required", "sweep")
+TRAITS = ("default", "evict_never", "save", "save_required", "sweep")
 WAYS = st.sampled_from([["slots", "replay"], ["slots"], ["rewind", "replay"], ["replay"], []])
 TALKS = st.lists(
     st.fixed_dictionaries(
@@ -72,9 +73,9 @@ def specs(draw: st.DrawFn) -> Spec:
 
 def _fit(tenants: list[TenantSpec], card: str) -> bool:
     here = [t for t in tenants if t.card == card]
-    stay = sum(t.need_mib for t in here if t.evict_never or t.pinned)
-    kept = sum(t.need_mib for t in here if t.default or t.evict_never or t.pinned)
-    most = max((t.need_mib for t in here if not (t.evict_never or t.pinned)), default=0)
+    stay = sum(t.need_mib for t in here if t.evict_never)
+    kept = sum(t.need_mib for t in here if t.default or t.evict_never)
+    most = max((t.need_mib for t in here if not t.evict_never), default=0)
     return kept <= ROOM and stay + most <= ROOM
 
 
@@ -117,8 +118,8 @@ class Everything(RuleBasedStateMachine):
         self._then(then)
 
     def _room(self, card: str) -> int:
-        """What a partial lease may get there: nobody makes a pinned tenant leave for it."""
-        stay = (t for t in self.rig.spec.tenants.values() if t.card == card and (t.evict_never or t.pinned))
+        """What a partial lease may get there."""
+        stay = (t for t in self.rig.spec.tenants.values() if t.card == card and t.evict_never)
         return ROOM - sum(t.need_mib for t in stay)
 
     @precondition(lambda self: self._active())
@@ -159,6 +160,17 @@ class Everything(RuleBasedStateMachine):
         (gateway.waiting if waiting else gateway.calls).clear()
         gateway.drained()
         self.rig.beat(gateway.name)
+
+    @rule(data=st.data(), verb=st.sampled_from(Verb), force=st.booleans(), drain_ms=st.none() | SOME_MS, then=THEN)
+    def somebody_does_it_by_hand(
+        self, data: st.DataObject, verb: Verb, force: bool, drain_ms: int | None, then: str
+    ) -> None:
+        tenant = self.rig.spec.tenants[data.draw(st.sampled_from(sorted(self.rig.spec.tenants)))]
+        if verb is Verb.VACATE:
+            self.rig.by_hand(verb, tenant.card, force=force)
+        else:
+            self.rig.by_hand(verb, tenant.card, tenant.id, drain_ms=drain_ms if verb is Verb.UNLOAD else None)
+        self._then(then)
 
     # Executors.
 

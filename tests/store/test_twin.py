@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from swapper.core.commit import Alert, Commit, LeaseChange
 from swapper.core.conversations import Conversation, ProofResult
+from swapper.core.errand import Errand, Verb
 from swapper.core.orders import Command, Report, answer_to
 from swapper.core.types import (
     ACTIVE,
@@ -101,6 +102,7 @@ commits = st.builds(
     gates=st.sampled_from([{}, *({TENANTS[0]: Gate(epoch, is_open)} for epoch, is_open in GATES)]),
     commands=some(*orders),
     conversations=some(talk),
+    over=st.sampled_from([(), (), ("e0",), ("e1", "e2")]),
     alerts=some(*(Alert(CARDS[0], NASTY[1], document) for document in DOCUMENTS)),
 )
 requests = st.builds(
@@ -302,6 +304,29 @@ class Twins(RuleBasedStateMachine):
         """An owner notes how far it has come."""
         self.both(lambda store: store.note(executor, owner, text))
         self.both(lambda store: store.noted(executor))
+
+    @rule(
+        number=st.integers(0, 4),
+        verb=st.sampled_from(Verb),
+        tenants=some(*TENANTS),
+        owner=words,
+        drain_ms=maybe(offsets),
+        force=st.booleans(),
+        most=st.sampled_from([1, 10]),
+    )
+    def by_hand(
+        self,
+        number: int,
+        verb: Verb,
+        tenants: tuple[str, ...],
+        owner: str,
+        drain_ms: int | None,
+        force: bool,
+        most: int,
+    ) -> None:
+        """Somebody asks for something by hand."""
+        errand = Errand(f"e{number}", CARDS[0], verb, tenants, owner, drain_ms, force)
+        self.both(lambda store: store.errand(errand, max_errands=most, now_ms=self.now))
 
     @rule(said=reports, mark=maybe(st.sampled_from([0, 2**53, 2**53 + 1]) | st.integers(0, 2**62)))
     def tell(self, said: tuple[Report, ...], mark: int | None) -> None:

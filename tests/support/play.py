@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
 
-from swapper.core import machine, policy
+from swapper.core import byhand, machine, policy
 from swapper.core.apply import apply, changed
 from swapper.core.commit import Commit
+from swapper.core.errand import Errand, Verb
 from swapper.core.orders import Command, Report
 from swapper.core.spec import CardSpec, PolicySpec, Spec, TenantSpec
 from swapper.core.types import Card, Demand, Lease, LeaseRequest, LeaseState, Swap, WorkClass, World
@@ -64,6 +65,16 @@ class Play:
         lease = Lease(lease_id, request, next(self._seq), self.world.now_ms, card=request.card)
         self.world = replace(self.world, leases={**self.world.leases, lease_id: lease})
 
+    def by_hand(
+        self, verb: Verb, *tenants: str, force: bool = False, drain_ms: int | None = None, name: str | None = None
+    ) -> str:
+        """The id of the errand, and of the swap it becomes."""
+        errand_id = name or f"sw_{verb}_{next(self._seq)}"
+        asked_ms = self.world.now_ms
+        errand = Errand(errand_id, "gpu0", verb, tenants, force=force, drain_ms=drain_ms, asked_ms=asked_ms)
+        self.world = replace(self.world, errands=(*self.world.errands, errand))
+        return errand_id
+
     def end(self, lease_id: str, state: LeaseState = LeaseState.RELEASED) -> None:
         """The client ends its lease."""
         self.ended[lease_id] = replace(self.world.leases[lease_id], state=state)
@@ -85,8 +96,10 @@ class Play:
     def decide(self) -> bool:
         """What the coordinator does when woken: what is due, then the policy. True when something changed."""
         changed = False
-        while commit := machine.overdue_in_queue(self.world, self.spec) or machine.on_time(
-            self.world, self.spec, self.card, self.silent
+        while commit := (
+            machine.overdue_in_queue(self.world, self.spec)
+            or machine.on_time(self.world, self.spec, self.card, self.silent)
+            or byhand.due(self.world, self.spec, self.card)
         ):
             self.apply(commit)
             changed = True

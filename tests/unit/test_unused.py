@@ -107,7 +107,7 @@ def test_its_time_begins_with_its_load() -> None:
     assert looks.idle(1)
 
 
-@pytest.mark.parametrize("stays", ["evict_never", "pinned", "by_lease"])
+@pytest.mark.parametrize("stays", ["evict_never", "by_lease"])
 def test_one_that_is_to_stay_stays(stays: str) -> None:
     found = play(**{stays: True})
     assert unused.expired(found.world, found.spec, Card("gpu0", residents=(MED,)), {MED: 0}) == ()

@@ -147,7 +147,7 @@ def test_one_that_came_back_is_a_default_again() -> None:
     assert found.swap.to == (MED,)
 
 
-@pytest.mark.parametrize("trait", ["pinned", "by_lease", "evict_never"])
+@pytest.mark.parametrize("trait", ["by_lease", "evict_never"])
 def test_nothing_is_done_to_one_that_may_not_leave(trait: str) -> None:
     found = over(acting("restart"))
     kept = replace(found.spec, tenants={**found.spec.tenants, MED: replace(found.spec.tenants[MED], **{trait: True})})
