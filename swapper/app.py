@@ -23,6 +23,7 @@ from aiohttp import web
 from swapper import api
 from swapper.api import ApiContext
 from swapper.api.ids import new_id
+from swapper.api.listening import Runner
 from swapper.api.problem import is_ours
 from swapper.backends import backend_of
 from swapper.comfyui.serving import open_gates
@@ -299,7 +300,7 @@ async def _serve(config: Config, context: ApiContext, front: GatewayContext, sta
     app = web.Application(middlewares=[origins.middleware(pages, is_ours), *api.middlewares(context)])
     app.on_response_prepare.append(origins.signal(pages, is_ours))
     app.add_routes([*api.routes(context), *gateway.routes(front)])
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S, **gateway.SERVER_OPTIONS)
+    runner = Runner(app, access_log=None, shutdown_timeout=SHUTDOWN_S, **gateway.SERVER_OPTIONS)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
     stack.push_async_callback(context.close)

@@ -2,7 +2,7 @@
 
 Each request takes the next play (the last one stays). What came is kept as it stood on the wire, and what was no
 request at all is kept, too: bytes of one caller that reach the server as another's would be seen there. Looks at a
-router (`/models`, `/props`) and at slots are answered honestly, and take no play.
+router (`/models`, `/props`), at slots, health and `/v1/models` are answered honestly, and take no play.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from tests.support.wire import PIECE, hang_up
 
-LOOKS = frozenset({"/models", "/props", "/slots"})
+LOOKS = frozenset({"/models", "/props", "/slots", "/health", "/ready", "/v1/models"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +101,7 @@ class Liar:
         self.arrived: asyncio.Queue[Heard] = asyncio.Queue()
         self.lines: list[Line] = []
         self.url = ""
+        self.names: tuple[str, ...] = ("alpha",)
         self.child = False
         self.reads_bodies = True
         self._tasks: set[asyncio.Task[None]] = set()
@@ -164,8 +165,10 @@ class Liar:
         await play(line, heard)
 
     def _seen(self, path: str) -> bytes:
-        if path == "/slots":
+        if path in ("/slots", "/health", "/ready"):
             return ok(b"[]")
+        if path == "/v1/models":
+            return ok(json.dumps({"data": [{"id": name} for name in self.names]}).encode())
         if not self.child:
             return answer(404, b"{}")
         port = str(urlsplit(self.url).port)
@@ -214,6 +217,12 @@ def says(*parts: bytes) -> Play:
             await line.write(part)
 
     return play
+
+
+async def echo(line: Line, heard: Heard) -> None:
+    """Answers with what it was asked."""
+    said = {"method": heard.method, "target": heard.target, "body": heard.body.decode("latin-1")}
+    await line.write(ok(json.dumps(said).encode()))
 
 
 def drips(data: bytes) -> Play:

@@ -102,12 +102,14 @@ class Wire:
     async def answer(self, method: str = "POST", before: bytes = b"") -> Got:
         """The next answer, to its end or to the connection's; `before`: what was read of it already.
 
-        Raises h11.RemoteProtocolError where it is no HTTP.
+        Raises ConnectionError where there is none, h11.RemoteProtocolError where it is no HTTP.
         """
         talk = h11.Connection(h11.CLIENT, max_incomplete_event_size=1 << 22)
         talk.send(h11.Request(method=method, target="/", headers=[("Host", "gateway")]))
         talk.send(h11.EndOfMessage())
-        talk.receive_data(before or await self.some())
+        if not (first := before or await self.some()):
+            raise ConnectionError("the connection ended without an answer")
+        talk.receive_data(first)
         head: h11.Response | None = None
         interim, body = list[int](), bytearray()
         while True:
@@ -125,12 +127,10 @@ class Wire:
                 head = event
             elif isinstance(event, h11.Data):
                 body += event.data
-            elif isinstance(event, h11.EndOfMessage):
+            else:
                 assert head is not None
                 self._beyond, _ = talk.trailing_data
                 return _got(head, body, interim, complete=True)
-            else:
-                raise ConnectionError("the connection ended without an answer")
 
     async def until(self, mark: bytes) -> bytes:
         """What comes, raw, up to a mark at its end, or to the connection's."""
