@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,6 +21,7 @@ from aiohttp import web
 
 from swapper import api
 from swapper.api import ApiContext
+from swapper.api.auth import model_caller
 from swapper.api.ids import new_id
 from swapper.api.listening import Runner
 from swapper.api.problem import is_ours
@@ -42,6 +42,7 @@ from swapper.gateway import origins
 from swapper.gateway.context import GatewayContext
 from swapper.gateway.member import Member
 from swapper.gateway.origins import origins_of
+from swapper.gateway.wire import Door
 from swapper.jobs.runner import Jobs
 from swapper.notify.notifier import Notifier
 from swapper.notify.post import send
@@ -62,6 +63,8 @@ from workers.marks import Marks
 from workers.pagecache import PageCache, files_of
 
 SHUTDOWN_S = 2.0
+BACKLOG = 1024
+"""So many connections may come at once: a tool with many workers opens them all in a moment."""
 
 
 @dataclass(slots=True)
@@ -305,13 +308,19 @@ async def _serve(config: Config, context: ApiContext, front: GatewayContext, sta
     stack.push_async_callback(runner.cleanup)
     stack.push_async_callback(context.close)
     host, port = config.listen
-    site = web.TCPSite(runner, host, port, reuse_address=True)
+    server = runner.server
+    assert server is not None
+    door = Door(front, server, model_caller(config.keys))
     try:
-        await site.start()
+        listening = await asyncio.get_running_loop().create_server(
+            door, host, port, reuse_address=True, backlog=BACKLOG
+        )
     except OSError as error:
         raise ConfigError(
             [f"listen: {host}:{port} cannot be used: {error.strerror}; is another server there?"]
         ) from None
-    bound = cast("socket.socket", runner.addresses[0])
+    stack.push_async_callback(door.close, SHUTDOWN_S)
+    stack.callback(listening.close)
+    bound = cast("tuple[str, int]", listening.sockets[0].getsockname())
     name = f"[{host}]" if ":" in host else host
-    return f"http://{name}:{cast('tuple[str, int]', bound)[1]}"
+    return f"http://{name}:{bound[1]}"

@@ -12,7 +12,7 @@ import binascii
 import hashlib
 import hmac
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -20,6 +20,7 @@ from yarl import URL
 
 from swapper.api.context import ApiContext
 from swapper.api.problem import Problem, is_ours
+from swapper.caller import Caller
 from swapper.config import ApiKey
 from swapper.core.types import WorkClass
 
@@ -27,6 +28,9 @@ _OPEN = frozenset({"/health"})
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOCAL = ApiKey("local", "", frozenset({"admin"}), frozenset(WorkClass), WorkClass.INTERACTIVE)
 _announced: set[str] = set()
+_Digests = tuple[tuple[bytes, ApiKey], ...]
+Header = Callable[[str], str | None]
+"""The value of a request's first header of this name."""
 
 
 def auth_middleware(ctx: ApiContext) -> Middleware:
@@ -37,7 +41,7 @@ def auth_middleware(ctx: ApiContext) -> Middleware:
     async def auth(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path in _OPEN:
             return await handler(request)
-        key = _identify(request, digests) if digests else _local(request)
+        key = _identify(request.headers.get, digests) if digests else _local(request)
         needed = scope_needed(request.method, request.path)
         if needed is not None and not key.scopes & {needed, "admin"}:
             raise Problem(403, "forbidden", f"The key {key.name!r} has no scope {needed!r}.")
@@ -48,6 +52,31 @@ def auth_middleware(ctx: ApiContext) -> Middleware:
         return await handler(request)
 
     return auth
+
+
+def model_caller(keys: tuple[ApiKey, ...]) -> Callable[[Mapping[bytes, bytes]], Caller | None]:
+    """Who calls a model's route, by its headers (lower case); None where the middleware is to say why he may not."""
+    digests = tuple((_digest(key.secret), key) for key in keys)
+    callers = {key.name: _caller(key) for key in (*keys, _LOCAL) if key.scopes & {"models", "admin"}}
+
+    def identify(headers: Mapping[bytes, bytes]) -> Caller | None:
+        if not digests:
+            return callers[_LOCAL.name]
+        try:
+            key = _identify(lambda name: _decoded(headers.get(name.lower().encode())), digests)
+        except Problem:
+            return None
+        return callers.get(key.name)
+
+    return identify
+
+
+def _decoded(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("utf-8", "surrogateescape")
+
+
+def _caller(key: ApiKey) -> Caller:
+    return Caller(key.name, _default_class(key), frozenset(key.classes))
 
 
 def scope_needed(method: str, path: str) -> str | None:
@@ -90,10 +119,10 @@ def _rank(klass: WorkClass) -> int:
     return klass.rank
 
 
-def _identify(request: web.Request, digests: tuple[tuple[bytes, ApiKey], ...]) -> ApiKey:
+def _identify(header: Header, digests: _Digests) -> ApiKey:
     found: ApiKey | None = None
     given = False
-    for secret in _credentials(request):
+    for secret in _credentials(header):
         given = True
         offered = _digest(secret)
         for digest, key in digests:
@@ -119,8 +148,8 @@ def _local(request: web.Request) -> ApiKey:
     return _LOCAL
 
 
-def _credentials(request: web.Request) -> Iterator[str]:
-    kind, _, value = request.headers.get("Authorization", "").partition(" ")
+def _credentials(header: Header) -> Iterator[str]:
+    kind, _, value = (header("Authorization") or "").partition(" ")
     if kind.lower() == "bearer":
         yield value.strip()
     elif kind.lower() == "basic":
@@ -128,8 +157,8 @@ def _credentials(request: web.Request) -> Iterator[str]:
             yield base64.b64decode(value, validate=True).decode().partition(":")[2]
         except (binascii.Error, UnicodeDecodeError):
             yield ""
-    if "x-api-key" in request.headers:
-        yield request.headers["x-api-key"].strip()
+    if (given := header("x-api-key")) is not None:
+        yield given.strip()
 
 
 def _digest(secret: str) -> bytes:

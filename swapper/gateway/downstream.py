@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from swapper.caller import Caller
 from swapper.gateway.link import Headers
 from swapper.problem import Problem
 
@@ -48,16 +49,6 @@ class Downstream(Protocol):
     def fed_by(self, source: Source | None) -> None:
         """Whom to hold back from here on."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who calls, by its key: the classes it may use (None: all) and the one it has unless it says so."""
-
-    owner: str = "local"
-    default_class: str | None = None
-    classes: frozenset[str] | None = None
-    admin: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,11 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
+from swapper.caller import Caller
 from swapper.gateway import errors
 from swapper.gateway.calls import LARGE_BYTES, Asked, answer, class_of, in_body, parsed
 from swapper.gateway.context import GatewayContext, Held
-from swapper.gateway.downstream import Arrived, Caller
+from swapper.gateway.downstream import Arrived
 from swapper.gateway.form import form_with_model, is_form, parse_form
 from swapper.gateway.models import model_routes
 from swapper.gateway.parse import Ask, Decoding, decoding, parse_body, with_model

@@ -19,10 +19,11 @@ import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
+from swapper.caller import Caller
 from swapper.core.types import WorkClass
 from swapper.gateway.calls import Asked, answer, in_body
 from swapper.gateway.context import GatewayContext, Held
-from swapper.gateway.downstream import Arrived, Caller
+from swapper.gateway.downstream import Arrived
 from swapper.gateway.link import LinkError, Origin, Sink
 from swapper.gateway.routes import POST, Way
 from tests.sim.plan import CallPlan

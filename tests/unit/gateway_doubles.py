@@ -16,6 +16,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from swapper.api.problem import is_ours
+from swapper.caller import Caller
 from swapper.core.types import Gate
 from swapper.gateway import origins
 from swapper.gateway.admission import Admission
@@ -25,6 +26,7 @@ from swapper.gateway.http import SERVER_OPTIONS, routes
 from swapper.gateway.listed import ModelInfo
 from swapper.gateway.member import Member
 from swapper.gateway.pipe import open_session
+from swapper.gateway.wire import Door
 from tests.unit.gateway_link import ALPHA, FakeLink
 
 CHAT = {"model": "alpha", "messages": [{"role": "user", "content": "hi"}]}
@@ -279,8 +281,13 @@ async def serve(
     middleware: Middleware | None = None,
     private: frozenset[str] = frozenset(),
     pages: origins.Origins | None = None,
+    doored: bool = True,
 ) -> AsyncGenerator[Served]:
-    """Start upstream, member and gateway; `opened`: the gate is open from the start. `pages`: those that may call."""
+    """Start upstream, member and gateway; `opened`: the gate is open from the start. `pages`: those that may call.
+
+    `doored`: behind the door that stands before aiohttp's handlers; never with a middleware, which calls at it pass by.
+    """
+    doored = doored and middleware is None
     upstream, link = Upstream(), FakeLink()
     link.gates[ALPHA] = Gate(1, open=opened)
     upstream_runner = await listen_as(upstream)
@@ -303,11 +310,19 @@ async def serve(
         front.on_response_prepare.append(origins.signal(pages, is_ours))
     front.add_routes(routes(ctx))
     runner, url = await _listen(front)
+    door = listening = None
+    if doored and runner.server is not None:
+        door = Door(ctx, runner.server, lambda _: Caller())
+        listening = await asyncio.get_running_loop().create_server(door, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
     async with aiohttp.ClientSession() as client:
         await member.start()
         try:
             yield Served(upstream, link, admission, member, ctx, client, url)
         finally:
+            if door is not None and listening is not None:
+                listening.close()
+                await door.close(0.1)
             await member.close()
             await runner.cleanup()
             ctx.links.close()

@@ -41,8 +41,8 @@ class Lied:
 
 @asynccontextmanager
 async def lied_to(kind: str, limits: Limits | None = None) -> AsyncGenerator[Lied]:
-    """A gateway before a liar of this kind."""
-    async with liar() as server, serve(limits=limits) as gateway:
+    """A gateway before a liar of this kind; half of the kinds are called at its door, half past it."""
+    async with liar() as server, serve(limits=limits, doored=kind in ("openai", "llama-router")) as gateway:
         server.child = kind == "its child"
         several = kind.startswith("llama-router") or server.child
         target = replace(

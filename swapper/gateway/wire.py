@@ -1,0 +1,391 @@
+"""HTTP/1.1 as most calls speak it: a POST on a model's route, its body of a stated length. All else is aiohttp's.
+
+Invariant: what is answered here llhttp found sound (httptools), and one Content-Length says where it ends. A connection
+on which anything else comes is given to aiohttp with every byte of that, and stays there: whatever is strange, refused
+or rare has one judge. Requests are answered one after the other, in their order; who leaves ends his call at once; what
+a client does not read holds back its server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import httptools
+import structlog
+
+from swapper.caller import Caller
+from swapper.gateway import errors
+from swapper.gateway.calls import answer, class_of, in_body
+from swapper.gateway.context import GatewayContext, Held
+from swapper.gateway.downstream import Arrived, Source, refuse
+from swapper.gateway.routes import POST, Way
+from swapper.problem import Problem
+
+if TYPE_CHECKING:
+    from swapper.gateway.link import Headers
+
+HEAD_BYTES = 1 << 15
+"""A larger head is aiohttp's to refuse."""
+HEAD_S = 60.0
+"""How long a head may take from its first byte to its last."""
+IDLE_S = 3630.0
+"""How long a connection may idle: longer than proxies keep theirs."""
+SWEEP_S = 5.0
+AHEAD_BYTES = 1 << 16
+"""So much of the next requests is read while one is answered."""
+
+Identify = Callable[[Mapping[bytes, bytes]], "Caller | None"]
+"""Who calls a model's route, by the headers (lower case); None: aiohttp's handlers are to say what is wrong."""
+
+_WAYS = {path.encode(): Way("POST", route.path or path, (), route) for path, route in POST.items()}
+_ELSEWHERE = frozenset({b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"origin", b"sec-fetch-site"})
+"""With one of these a request is aiohttp's: framed or packed otherwise, or of a page in a browser."""
+_BODILESS = frozenset({204, 304})
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """Of a request that is answered here."""
+
+    way: Way
+    headers: Headers
+    kind: str
+    caller: Caller
+    length: int
+    stays: bool
+
+
+class _Reading:
+    """What llhttp finds in one head."""
+
+    __slots__ = ("complete", "headers", "url")
+
+    def __init__(self) -> None:
+        self.url = b""
+        self.headers: Headers = []
+        self.complete = False
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self.complete = True
+
+
+class Door:
+    """What the connections of one port share, and their protocol factory; `others` makes aiohttp's."""
+
+    def __init__(self, ctx: GatewayContext, others: Callable[[], asyncio.BaseProtocol], identify: Identify) -> None:
+        self.ctx = ctx
+        self.others = others
+        self.wires: set[Wire] = set()
+        self._identify = identify
+        self._loop = asyncio.get_running_loop()
+        self._every_s = min(SWEEP_S, ctx.limits.body_pause_ms / 2000)
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    def __call__(self) -> Wire:
+        """A connection's protocol."""
+        if self._sweeper is None:
+            self._sweeper = self._loop.call_later(self._every_s, self._sweep)
+        return Wire(self)
+
+    async def close(self, wait_s: float) -> None:
+        """Idle connections end at once, calls have `wait_s`, then they are ended, too."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for wire in tuple(self.wires):
+            wire.leave()
+        tasks = {wire.task for wire in self.wires if wire.task is not None}
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=wait_s)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        for wire in tuple(self.wires):
+            wire.abort()
+
+    def _sweep(self) -> None:
+        now = self._loop.time()
+        for wire in tuple(self.wires):
+            wire.look(now)
+        self._sweeper = self._loop.call_later(self._every_s, self._sweep) if self.wires else None
+
+    def head(self, data: bytes) -> _Head | None:
+        """The head that `data` is, where its request is answered here."""
+        reading = _Reading()
+        parser = httptools.HttpRequestParser(reading)
+        try:
+            parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            return None
+        way = _WAYS.get(reading.url)
+        if way is None or not reading.complete or parser.get_http_version() != "1.1":
+            return None
+        named = {name.lower(): value for name, value in reading.headers}
+        if len(named) != len(reading.headers) or not named.keys().isdisjoint(_ELSEWHERE):
+            return None
+        length = named.get(b"content-length", b"")
+        if b"host" not in named or not length.isdigit() or int(length) > self.ctx.limits.body_limit:
+            return None
+        caller = self._identify(named)
+        if caller is None:
+            return None
+        kind = named.get(b"content-type", b"").decode("latin-1")
+        return _Head(way, reading.headers, kind, caller, int(length), parser.should_keep_alive())
+
+
+class Wire(asyncio.Protocol):
+    """One connection; implements `Downstream` for the call that is answered on it."""
+
+    def __init__(self, door: Door) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self._door = door
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._ahead = b""
+        self._since_s = self._loop.time()
+        self._head: _Head | None = None
+        self._held: Held | None = None
+        self._pieces: list[bytes] = []
+        self._missing = 0
+        self._last = False
+        self._out = b""
+        self._began = self._chunked = self._full = self._paused = False
+        self._source: Source | None = None
+
+    # ---- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Somebody is there."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._door.wires.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nobody is any more."""
+        self._transport = None
+        self._door.wires.discard(self)
+        if self.task is not None:
+            self.task.cancel()
+        elif self._held is not None:
+            self._held.release()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of this request, or of the next."""
+        if self.task is not None:
+            self._ahead += data
+            if len(self._ahead) > AHEAD_BYTES and self._transport is not None and not self._paused:
+                self._paused = True
+                self._transport.pause_reading()
+        elif self._missing:
+            self._since_s = self._loop.time()
+            self._body(data)
+        else:
+            if not self._ahead:
+                self._since_s = self._loop.time()
+            self._ahead = self._ahead + data if self._ahead else data
+            self._begin_next()
+
+    def pause_writing(self) -> None:
+        """The client reads too slowly."""
+        self._full = True
+        if self._source is not None:
+            self._source.pause()
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        self._full = False
+        if self._source is not None:
+            self._source.resume()
+
+    # ---- requests
+
+    def _begin_next(self) -> None:
+        """Read a head, once it is there, and what is there of its body."""
+        data = self._ahead
+        if self.task is not None or self._missing or not data:
+            return  # it was begun meanwhile
+        end = data.find(b"\r\n\r\n") + 4
+        if end < 4:
+            if len(data) > HEAD_BYTES or not (data.startswith(b"POST /") or b"POST /".startswith(data[:6])):
+                self._hand_over()
+            return
+        head = self._door.head(data[:end])
+        if head is None:
+            self._hand_over()
+            return
+        self._ahead = b""
+        self._head, self._missing = head, head.length
+        self._held = Held(self._door.ctx.budget)
+        self._last = not head.stays
+        if head.length:
+            self._body(data[end:])
+        else:
+            self._ahead = data[end:]
+            self._call(head, self._held)
+
+    def _body(self, data: bytes) -> None:
+        if len(data) > self._missing:
+            data, self._ahead = data[: self._missing], data[self._missing :]
+        self._missing -= len(data)
+        head, held = self._head, self._held
+        if head is not None and held is not None:
+            if data and not held.add(len(data)):
+                self._give_up(errors.body_budget(self._door.ctx.limits.body_budget))
+            else:
+                self._pieces.append(data)
+        if self._missing:
+            return
+        if self._head is None or self._held is None:
+            self._over()  # it was refused before it was there
+            return
+        self._held.body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces.clear()
+        self._call(self._head, self._held)
+
+    def _give_up(self, problem: Problem) -> None:
+        """Refuse a request whose body is still to come; the rest of it is read and thrown away."""
+        if self._held is not None:
+            self._held.release()
+        self._head = self._held = None
+        self._pieces.clear()
+        refuse(self, problem)
+
+    def _call(self, head: _Head, held: Held) -> None:
+        self._head = None
+        self.task = self._loop.create_task(self._answer(head, held))
+
+    async def _answer(self, head: _Head, held: Held) -> None:
+        try:
+            await _answered(self._door.ctx, head, held, self)
+        except Exception:  # the supervisor: a bug ends one request, and is told in the log
+            log.exception("a call failed", path=head.way.path)
+            if self._began:
+                self.abort()
+            else:
+                refuse(self, Problem(500, "internal", "swapper failed over this request; its log tells why."))
+        finally:
+            held.release()
+            self.task = self._held = None
+            self._over()
+
+    def _over(self) -> None:
+        """A request is answered: on to the next one."""
+        self._began = False
+        self._source = None
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if self._last:
+            transport.close()
+            return
+        self._since_s = self._loop.time()
+        if self._paused:
+            self._paused = False
+            transport.resume_reading()
+        if self._ahead:
+            self._loop.call_soon(self._begin_next)
+
+    def _hand_over(self) -> None:
+        """From here on the connection is aiohttp's."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        self._transport = None
+        self._door.wires.discard(self)
+        other = cast("asyncio.Protocol", self._door.others())
+        transport.set_protocol(other)
+        other.connection_made(transport)
+        if self._full:
+            other.pause_writing()
+        other.data_received(self._ahead)
+        self._ahead = b""
+
+    def look(self, now: float) -> None:
+        """Close what takes too long."""
+        if self.task is not None or self._transport is None:
+            return
+        waited = now - self._since_s
+        limits = self._door.ctx.limits
+        if self._missing:
+            if waited > limits.body_pause_ms / 1000:
+                self._last = True
+                if self._head is not None:
+                    self._give_up(errors.body_stopped(limits.body_pause_ms))
+                self._transport.close()
+        elif waited > (HEAD_S if self._ahead else IDLE_S):
+            self._transport.close()
+
+    def leave(self) -> None:
+        """No request after this one."""
+        self._last = True
+        if self.task is None and self._transport is not None:
+            self._transport.close()
+
+    # ---- the answer
+
+    def begin(self, status: int, reason: str, headers: Headers) -> None:
+        """See Downstream."""
+        self._began = True
+        bounded = any(name.lower() == b"content-length" for name, _ in headers)
+        self._chunked = not bounded and status not in _BODILESS
+        lines = [b"HTTP/1.1 %d %b" % (status, reason.encode("latin-1", "replace"))]
+        lines += [name + b": " + value for name, value in headers]
+        if self._chunked:
+            lines.append(b"Transfer-Encoding: chunked")
+        if self._last:
+            lines.append(b"Connection: close")
+        self._out = b"\r\n".join((*lines, b"\r\n"))
+
+    def write(self, chunk: bytes) -> None:
+        """See Downstream."""
+        if self._chunked:
+            chunk = b"%x\r\n%b\r\n" % (len(chunk), chunk)
+        self._send(chunk)
+
+    def end(self) -> None:
+        """See Downstream."""
+        if self._chunked:
+            self._send(b"0\r\n\r\n")
+        elif self._out:
+            self._send(b"")
+
+    def abort(self) -> None:
+        """See Downstream."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def fed_by(self, source: Source | None) -> None:
+        """See Downstream."""
+        self._source = source
+        if source is not None and self._full:
+            source.pause()
+
+    def _send(self, data: bytes) -> None:
+        if self._out:
+            data, self._out = self._out + data, b""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+
+async def _answered(ctx: GatewayContext, head: _Head, held: Held, wire: Wire) -> None:
+    arrived = Arrived("POST", head.headers, head.caller)
+    klass = class_of(arrived)
+    if isinstance(klass, Problem):
+        refuse(wire, klass)
+        return
+    asked = await in_body(ctx, head.kind, held, head.way)
+    if isinstance(asked, Problem):
+        refuse(wire, asked)
+        return
+    work = answer(ctx, arrived, klass, asked, held, wire)
+    del asked  # views of the body, which may go before the answer has passed
+    await work
