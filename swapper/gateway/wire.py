@@ -9,6 +9,7 @@ a client does not read holds back its server.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -27,7 +28,7 @@ from swapper.problem import Problem
 if TYPE_CHECKING:
     from swapper.gateway.link import Headers
 
-HEAD_BYTES = 1 << 15
+HEAD_BYTES = 1 << 13
 """A larger head is aiohttp's to refuse."""
 HEAD_S = 60.0
 """How long a head may take from its first byte to its last."""
@@ -43,6 +44,9 @@ Identify = Callable[[Mapping[bytes, bytes]], "Caller | None"]
 _WAYS = {path.encode(): Way("POST", route.path or path, (), route) for path, route in POST.items()}
 _ELSEWHERE = frozenset({b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"origin", b"sec-fetch-site"})
 """With one of these a request is aiohttp's: framed or packed otherwise, or of a page in a browser."""
+_POST = b"POST /"
+_BARE = re.compile(rb"\r(?!\n|\Z)|(?<!\r)\n")
+"""A line that ends otherwise than lines do: such a head may have no end that would be seen here."""
 _BODILESS = frozenset({204, 304})
 
 log = structlog.get_logger(__name__)
@@ -213,12 +217,15 @@ class Wire(asyncio.Protocol):
         data = self._ahead
         if self.task is not None or self._missing or not data:
             return  # it was begun meanwhile
+        if not data.startswith(_POST) and not _POST.startswith(data):
+            self._hand_over()
+            return
         end = data.find(b"\r\n\r\n") + 4
         if end < 4:
-            if len(data) > HEAD_BYTES or not (data.startswith(b"POST /") or b"POST /".startswith(data[:6])):
+            if len(data) >= HEAD_BYTES or _BARE.search(data):
                 self._hand_over()
             return
-        head = self._door.head(data[:end])
+        head = self._door.head(data[:end]) if end <= HEAD_BYTES else None
         if head is None:
             self._hand_over()
             return
