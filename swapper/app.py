@@ -302,6 +302,7 @@ async def _serve(config: Config, context: ApiContext, front: GatewayContext, sta
     pages = origins_of(config.gateway.cors, keyed=bool(config.keys))
     app = web.Application(middlewares=[origins.middleware(pages, is_ours), *api.middlewares(context)])
     app.on_response_prepare.append(origins.signal(pages, is_ours))
+    app.on_shutdown.append(lambda _: front.sockets.stop())
     app.add_routes([*api.routes(context), *gateway.routes(front)])
     runner = Runner(app, access_log=None, shutdown_timeout=SHUTDOWN_S, **gateway.SERVER_OPTIONS)
     await runner.setup()

@@ -24,6 +24,7 @@ from swapper.core.types import WorkClass
 from swapper.errors import BackendDown, BackendGone
 from swapper.gateway.heads import HOP
 from swapper.gateway.parse import parse_class
+from swapper.gateway.sockets import HANDSHAKE, accept, join, protocols_of, wants_socket
 from swapper.problem import Problem
 
 PROMPTS = frozenset({"/prompt", "/api/prompt"})
@@ -32,9 +33,6 @@ PROMPT_BYTES = 100 << 20
 """ComfyUI's own limit of a body, unless it was started with another."""
 BODY_PAUSE_S = 60.0
 """So long no byte of an unfinished prompt may come."""
-_HANDSHAKE = frozenset(
-    {"sec-websocket-key", "sec-websocket-version", "sec-websocket-extensions", "sec-websocket-protocol"}
-)
 _AWAY = "ComfyUI is not running now: it is started by the next prompt that is sent here"
 _SILENT = "ComfyUI does not answer: swapper status tells how it stands"
 
@@ -53,7 +51,7 @@ class Proxy:
             return await self._prompt(request)
         if request.method == "POST" and request.path in QUEUES:
             return await self._queue(request)
-        if request.headers.get("Upgrade", "").lower() == "websocket":
+        if wants_socket(request):
             return await self._websocket(request)
         return await self._pass(request, request.content if request.can_read_body else None)
 
@@ -164,9 +162,7 @@ class Proxy:
             return response
 
     async def _websocket(self, request: web.Request) -> web.StreamResponse:
-        headers = _onward(request, without=_HANDSHAKE)
-        wanted = request.headers.get("Sec-WebSocket-Protocol", "")
-        protocols = [one.strip() for one in wanted.split(",") if one.strip()]
+        headers, protocols = _onward(request, without=HANDSHAKE), protocols_of(request)
         try:
             upstream = await self._session.ws_connect(
                 self._target(request), headers=headers, protocols=protocols, max_msg_size=0, autoclose=False
@@ -176,44 +172,14 @@ class Proxy:
         except (aiohttp.ClientError, OSError):
             return away(request, _AWAY)
         async with upstream:
-            chosen = [upstream.protocol] if upstream.protocol else []
-            client = web.WebSocketResponse(max_msg_size=0, protocols=chosen, compress=False, autoclose=False)
-            await client.prepare(request)
-            ways = [asyncio.create_task(_pump(upstream, client)), asyncio.create_task(_pump(client, upstream))]
-            try:
-                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for way in ways:
-                    way.cancel()
-                await asyncio.gather(*ways, return_exceptions=True)
-                await client.close(code=_code(upstream.close_code))
+            client = await accept(request, upstream)
+            await join(client, upstream)
             return client
 
     def _target(self, request: web.Request) -> URL:
         """The same path and query, to the byte, at ComfyUI."""
         path = request.raw_path
         return URL(f"{self._url.origin()}{self._url.raw_path.rstrip('/')}{path}", encoded=True)
-
-
-async def _pump(
-    source: aiohttp.ClientWebSocketResponse | web.WebSocketResponse,
-    sink: aiohttp.ClientWebSocketResponse | web.WebSocketResponse,
-) -> None:
-    """One message after the other, the next once that one is out."""
-    while True:
-        message = await source.receive()
-        match message.type:
-            case aiohttp.WSMsgType.TEXT:
-                await sink.send_str(cast("str", message.data))
-            case aiohttp.WSMsgType.BINARY:
-                await sink.send_bytes(cast("bytes", message.data))
-            case _:
-                return
-
-
-def _code(upstream: int | None) -> int:
-    """What ends the client's side; what no frame may carry, or nobody said, is the other side gone."""
-    return aiohttp.WSCloseCode.GOING_AWAY if upstream in (None, 1005, 1006) else upstream
 
 
 def _from_elsewhere(request: web.Request) -> bool:

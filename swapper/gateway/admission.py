@@ -2,8 +2,8 @@
 
 Invariant: a call runs only while its tenant's gate is open at the highest epoch seen, this process's membership is
 fresh, and the tenant's concurrency allows it; a call is waiting, running or gone, never two of them. No HTTP, no store
-and no awaiting on the way in: the clock (monotonic, integer ms) is given, and `on_change` tells when demand appears or
-goes.
+and no awaiting on the way in: the clock (monotonic, integer ms) is given, `on_change` tells when demand appears or
+goes, and `on_shut` which tenant's gate was shut.
 """
 
 from __future__ import annotations
@@ -191,6 +191,7 @@ class Admission:
         self.concurrency: Mapping[str, int] = concurrency or {}
         self.epoch_offset_ms = 0
         self.on_change: Callable[[], None] = lambda: None
+        self.on_shut: Callable[[str], None] = lambda _: None
         self._fresh_until_ms = -1
         self._tenants: dict[str, _Tenant] = {}
         self._seq = 0
@@ -258,6 +259,7 @@ class Admission:
         side = self._side(tenant)
         if epoch >= side.gate.epoch:
             side.gate = Gate(epoch=epoch, open=False)
+            self.on_shut(tenant)
         return len(side.running)
 
     def open(self, tenant: str, epoch: int, swap: str | None = None) -> bool:

@@ -15,6 +15,7 @@ from swapper.gateway.child import Children
 from swapper.gateway.filters import Filter
 from swapper.gateway.links import Links
 from swapper.gateway.listed import ModelInfo
+from swapper.gateway.work import Sockets
 
 if TYPE_CHECKING:
     import aiohttp
@@ -162,6 +163,7 @@ class GatewayContext:
     inflating: asyncio.Semaphore = field(init=False)
     parsing: asyncio.Semaphore = field(init=False)
     children: Children = field(init=False)
+    sockets: Sockets = field(init=False)
 
     @property
     def talks(self) -> Talks:
@@ -174,4 +176,5 @@ class GatewayContext:
         self.inflating = asyncio.Semaphore(INFLATED_AT_ONCE)
         self.parsing = asyncio.Semaphore(1)
         self.children = Children(self.session)
+        self.sockets = Sockets(self.admission)
         self.member.talks.attach(self)

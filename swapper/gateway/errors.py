@@ -70,6 +70,12 @@ def gpu_busy(model: str, waited_ms: int) -> Problem:
     return Problem(503, "gpu_busy", text, retry_after_s=30)
 
 
+def page_waits(model: str, retry_s: int) -> Problem:
+    """503: a page opened a socket of a model that is not there; it brings none."""
+    text = f"'{model}' is not on its card, and an open page's socket does not bring it: load the page anew, or call it"
+    return Problem(503, "gpu_busy", text, retry_after_s=retry_s)
+
+
 def load_timeout(model: str, waited_ms: int) -> Problem:
     """504: the model was being loaded when the wait ran out."""
     text = f"waited {waited_ms / 1000:.0f} s for '{model}', which is still being loaded"

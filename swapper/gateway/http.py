@@ -27,6 +27,8 @@ from swapper.gateway.models import model_routes
 from swapper.gateway.parse import Ask, Decoding, decoding, parse_body, with_model
 from swapper.gateway.pumped import Pumped
 from swapper.gateway.routes import GET, POST, Route, Way, route_of
+from swapper.gateway.sockets import wants_socket
+from swapper.gateway.upgrade import socket
 from swapper.gateway.upstream import METHODS, PREFIX, model_and_path, refused, to_slash
 from swapper.problem import Problem
 
@@ -47,6 +49,8 @@ def routes(ctx: GatewayContext) -> list[web.RouteDef]:
 
 def _handler(ctx: GatewayContext, reads: Reader) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def handle(request: web.Request) -> web.StreamResponse:
+        if reads is _reads_upstream and wants_socket(request):
+            return await socket(ctx, request, Arrived(request.method, request.raw_headers, caller_of(request)))
         held = Held(ctx.budget)
         try:
             return await _dispatch(ctx, request, reads, held)
