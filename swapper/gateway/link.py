@@ -81,6 +81,7 @@ class _Reading:
     def begin(self, *, headless: bool) -> None:
         """`headless`: there will be no body, whatever the head says."""
         self.headless = headless
+        self.pieces.clear()  # what nobody took of the last answer: its call was given up as it came
         self.headers: Headers = []
         self.status = 0
         self.reason = ""

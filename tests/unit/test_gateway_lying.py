@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 
 import pytest
 
@@ -25,7 +26,8 @@ from tests.support.liar import (
     ok,
     says,
 )
-from tests.support.wire import HUNG_S, request, settled, wire
+from tests.support.wire import HUNG_S, Wire, request, settled, wire
+from tests.unit.gateway_doubles import CHAT
 from tests.unit.gateway_liar import BOTH, KINDS, PLAIN_CALL, STREAMED_CALL, lied_to
 
 all_kinds = pytest.mark.parametrize("kind", KINDS)
@@ -424,4 +426,53 @@ async def test_every_caller_gets_the_answer_to_its_own_request(kind: str) -> Non
     async with lied_to(kind) as lied:
         lied.liar.plays = [echo]
         await asyncio.gather(*(ask(str(number)) for number in range(8)))
+        await lied.at_rest()
+
+
+@all_kinds
+async def test_an_answer_whose_client_leaves_as_it_comes_is_nobodys(kind: str) -> None:
+    """The gateway hears of both at once, in either order, many times."""
+
+    async def leaves(client: Wire, passes: int, line: Line, heard: Heard) -> None:
+        client.leave()
+        for _ in range(passes):
+            await asyncio.sleep(0)
+        line.writer.write(ok(b'{"of": "who left"}'))
+
+    async with lied_to(kind) as lied:
+        for passes in (0, 1, 2, 3) * 5:
+            async with wire(lied.gateway.url) as client:
+                lied.liar.plays = [partial(leaves, client, passes), says(ok(BODY))]
+                await client.send(PLAIN_CALL)
+                await lied.liar.arrived.get()
+                await settled(lambda: lied.liar.wrote)
+                got = await lied.call()
+                assert (got.status, got.body) == (200, BODY)
+                await lied.liar.arrived.get()
+        await lied.at_rest()
+
+
+@all_kinds
+@pytest.mark.parametrize("size", [100_000, 200_000, 1_000_000])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/upstream/alpha/v1/chat/completions"])
+async def test_a_connection_that_carried_a_large_answer_carries_the_next(kind: str, size: int, path: str) -> None:
+    """Also where that was read more slowly than it came."""
+    call = request(json.dumps(CHAT).encode(), path)
+    async with lied_to(kind) as lied:
+        lied.liar.plays = [says(ok(b"x" * size))]
+        for _ in range(3):
+            got = await lied.call(call)
+            assert (got.status, len(got.body), got.complete) == (200, size, True)
+
+        async def more(line: Line, heard: Heard) -> None:
+            await line.write(ok(b"x" * size))
+            await over.wait()
+            await line.write(ok(b'{"of": "another call"}'))
+
+        over = asyncio.Event()
+        lied.liar.plays = [more, says(ok(BODY))]
+        assert len((await lied.call(call)).body) == size
+        over.set()
+        await settled(lambda: lied.liar.wrote)
+        assert (await lied.call(call)).body == BODY
         await lied.at_rest()
