@@ -1,4 +1,4 @@
-"""The HTTP API: leases, jobs, status, swaps, events, snapshots, metrics, health.
+"""The HTTP API: leases, jobs, by hand, status, swaps, events, snapshots, metrics, health.
 
 `app.py` adds `routes` and `middlewares` to its application.
 """
@@ -9,6 +9,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from swapper.api.auth import auth_middleware
+from swapper.api.byhand import ByHandRoutes
 from swapper.api.context import ApiContext, Live
 from swapper.api.errors import error_middleware
 from swapper.api.events import EventRoutes
@@ -18,6 +19,7 @@ from swapper.api.metrics import MetricsRoutes
 from swapper.api.problem import Problem
 from swapper.api.snapshots import SnapshotRoutes
 from swapper.api.status import StatusRoutes
+from swapper.api.swaps import SwapRoutes
 
 __all__ = ["ApiContext", "Live", "Problem", "middlewares", "routes"]
 
@@ -27,6 +29,8 @@ def routes(ctx: ApiContext) -> list[web.RouteDef]:
     rooms = (
         LeaseRoutes(ctx),
         StatusRoutes(ctx),
+        SwapRoutes(ctx),
+        ByHandRoutes(ctx),
         EventRoutes(ctx),
         SnapshotRoutes(ctx),
         JobRoutes(ctx),

@@ -25,6 +25,9 @@ from swapper.config import ApiKey
 from swapper.core.types import WorkClass
 
 _OPEN = frozenset({"/health"})
+UNLOAD_ALL = "/unload"
+"""llama-swap's: it unloads though it is a GET, which any page could have an image made of."""
+_OWN_PAGES = frozenset({"none", "same-origin"})
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOCAL = ApiKey("local", "", frozenset({"admin"}), frozenset(WorkClass), WorkClass.INTERACTIVE)
 _announced: set[str] = set()
@@ -80,7 +83,13 @@ def _caller(key: ApiKey) -> Caller:
 
 
 def scope_needed(method: str, path: str) -> str | None:
-    """`models`, `leases`, `admin`, or None where any key will do (all that only looks)."""
+    """`models`, `leases`, `admin`, or None where any key will do (all that only looks).
+
+    Loading a model is what a call of it does as well; whatever sends one away by hand is the administrator's.
+    """
+    loads = path.endswith("/load") and not path.startswith("/api/models/unload/")
+    if path == UNLOAD_ALL or (path.startswith("/api/models/") and not loads):
+        return "admin"
     if path.startswith(("/api/leases", "/api/jobs")):
         return "leases"
     if path.startswith("/api/models") or not is_ours(path):
@@ -136,6 +145,8 @@ def _identify(header: Header, digests: _Digests) -> ApiKey:
 
 def _local(request: web.Request) -> ApiKey:
     """Without keys everybody who reaches the port is `local`, but not the pages a local browser happens to show."""
+    if request.path == UNLOAD_ALL and request.headers.get("Sec-Fetch-Site", "none") not in _OWN_PAGES:
+        raise Problem(403, "cross-origin", "A page of another site may not unload models; configure a key for it.")
     origin = request.headers.get("Origin")
     if origin is None or request.method in _SAFE or not is_ours(request.path):
         return _LOCAL

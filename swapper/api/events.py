@@ -15,6 +15,7 @@ from aiohttp import web
 from swapper.api.bodies import bad_value
 from swapper.api.context import ApiContext
 from swapper.api.views import card_json, conversation_json, lease_json, swap_json
+from swapper.core.byhand import QUEUED
 from swapper.errors import StoreDown
 from swapper.store import codec
 from swapper.store.protocol import StoredEvent
@@ -116,6 +117,8 @@ def _after_image(event: StoredEvent) -> str:
         case "swap":
             swap = codec.swap_of(event)
             body = {**swap_json(swap), "state": swap.outcome or swap.stage}
+            if event.version == 0:  # asked for by hand, and not begun
+                body |= {"state": QUEUED, "stage": None}
         case "card":
             card = codec.card_of(event)
             image = card_json(card, reading={}, capacity_mib=None, total_mib=None)

@@ -1,4 +1,4 @@
-"""What is on which card, which swaps ran, and is this process healthy: the routes that only look.
+"""What is on which card, and is this process healthy: the routes that only look.
 
 Invariant: one reading of the world per answer, so that its parts agree; nothing here changes anything.
 """
@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from aiohttp import web
 
 from swapper import __version__
-from swapper.api import bodies
 from swapper.api.context import ApiContext
 from swapper.api.holders import holders_json
 from swapper.api.leases import view_lease
 from swapper.api.memory import intruder_json, need_json, troubles
 from swapper.api.places import Places, places
 from swapper.api.problem import Problem
+from swapper.api.swaps import errands_json
 from swapper.api.views import (
     Json,
     card_json,
@@ -25,7 +25,6 @@ from swapper.api.views import (
     index_json,
     iso,
     keeping_json,
-    swap_json,
 )
 from swapper.core.conversations import Conversation, Keeping
 from swapper.core.explain import explain_demand
@@ -52,8 +51,6 @@ class StatusRoutes:
             web.get("/ready", self.ready),
             web.get("/api/status", self.status),
             web.get("/api/cards/{card}", self.card),
-            web.get("/api/swaps", self.swaps),
-            web.get("/api/swaps/{id}", self.swap),
         ]
 
     async def health(self, _request: web.Request) -> web.Response:
@@ -124,25 +121,6 @@ class StatusRoutes:
         tenants = [self._tenant_view(world, tenant, swaps, where[tenant.id]) for tenant in mine]
         return web.json_response({**self._card_view(world, name), "tenants": tenants})
 
-    async def swaps(self, request: web.Request) -> web.Response:
-        """`GET /api/swaps?limit=&card=`: newest first."""
-        limit = bodies.whole_number(request.query, "limit", low=1, high=1000) or 20
-        found = await self._ctx.store.swaps(limit=limit, card=request.query.get("card"))
-        return web.json_response({"items": [swap_json(swap) for swap in found], "next_cursor": None})
-
-    async def swap(self, request: web.Request) -> web.Response:
-        """`GET /api/swaps/{id}`: one on record, or one that a card is at."""
-        wanted = request.match_info["id"]
-        found = await self._ctx.store.swap(wanted) or await self._running(wanted)
-        if found is None:
-            kept = "one that moved no model is kept only while it runs"
-            raise Problem(404, "no-such-swap", f"There is no swap {wanted!r}; {kept}.")
-        return web.json_response(swap_json(found))
-
-    async def _running(self, wanted: str) -> Swap | None:
-        cards = (await self._ctx.store.read()).cards.values()
-        return next((card.swap for card in cards if card.swap is not None and card.swap.id == wanted), None)
-
     def _model_reasons(self, tenant: TenantSpec, world: World | None) -> list[str]:
         state = self._ctx.live.states().get(tenant.id, "not observed yet")
         if state != "loaded":
@@ -185,7 +163,7 @@ class StatusRoutes:
         spec = self._ctx.spec.cards[name]
         card = world.cards.get(name, Card(name))
         reading = self._ctx.live.readings().get(name, {})
-        return card_json(
+        body = card_json(
             card,
             reading=reading,
             capacity_mib=self._ctx.capacity_mib(name),
@@ -193,6 +171,7 @@ class StatusRoutes:
             holders=holders_json(reading, self._ctx.spec.tenants, world, card),
             foreign=[intruder_json(card, one) for one in card.intruders],
         )
+        return {**body, "by_hand": errands_json(self._ctx, world, name)}
 
     def _tenant_view(self, world: World, tenant: TenantSpec, swaps: tuple[Swap, ...], where: Places) -> Json:
         card = world.cards.get(tenant.card, Card(tenant.card))
@@ -210,6 +189,7 @@ class StatusRoutes:
             **keeping_json(card.keeping.get(tenant.id) if tenant.save else OFF),
             "default": tenant.default,
             "pinned": tenant.id in card.pinned,
+            "kept_off": tenant.id in card.unused,
             "evict": "never" if tenant.evict_never else "by-policy",
             "failure": trouble if failure is None else failure.reason,
             "conversations": [conversation_json(found) for found in _conversations(tenant.id, swaps)],
