@@ -145,10 +145,14 @@ def _identify(header: Header, digests: _Digests) -> ApiKey:
 
 def _local(request: web.Request) -> ApiKey:
     """Without keys everybody who reaches the port is `local`, but not the pages a local browser happens to show."""
-    if request.path == UNLOAD_ALL and request.headers.get("Sec-Fetch-Site", "none") not in _OWN_PAGES:
-        raise Problem(403, "cross-origin", "A page of another site may not unload models; configure a key for it.")
     origin = request.headers.get("Origin")
-    if origin is None or request.method in _SAFE or not is_ours(request.path):
+    if request.path == UNLOAD_ALL:
+        if request.headers.get("Sec-Fetch-Site", "none") not in _OWN_PAGES:
+            raise Problem(403, "cross-origin", "A page of another site may not unload models; configure a key for it.")
+        origin = origin or request.headers.get("Referer")
+    elif request.method in _SAFE or not is_ours(request.path):
+        return _LOCAL
+    if origin is None:
         return _LOCAL
     try:
         authority = URL(origin).authority

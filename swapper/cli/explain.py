@@ -30,7 +30,6 @@ def explain(server: Server, as_json: bool, what: str) -> None:
 def _of_swap(swap: Json) -> Json:
     """A swap in the shape of what is said of a lease."""
     sides = [", ".join(swap[side]) or "nobody" for side in ("from", "to")]
-    why = f" ({swap['reason']})" if swap["reason"] else ""
+    why = f" ({swap['explain']})" if swap["explain"] else ""
     said = f"{swap_line(swap)}; from {sides[0]} to {sides[1]}{why}; its steps: swapper swaps {swap['id']}"
-    state = swap["outcome"] or swap["stage"]
-    return {"id": swap["id"], "state": state, "position": None, "eta_s": None, "explain": said}
+    return {"id": swap["id"], "state": swap["state"], "position": None, "eta_s": None, "explain": said}

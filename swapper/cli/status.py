@@ -62,6 +62,7 @@ def _card_notes(card: Json) -> list[str]:
         notes.append(f"comes back afterwards: {', '.join(card['return_to'])}")
     if card["holders"]:
         notes.append(f"VRAM held by: {'; '.join(map(_holder, card['holders']))}")
+    notes += [f"by hand: {errand['explain']}" for errand in card["by_hand"]]
     notes += [f"{tenant} could not be loaded: {failure['reason']}" for tenant, failure in card["failed"].items()]
     return notes
 
@@ -72,8 +73,11 @@ def _holder(holder: Json) -> str:
     return f"{said}, foreign" if holder["foreign"] else said
 
 
+_MARKS = {"default": "default", "pinned": "pinned", "kept_off": "kept off until asked for"}
+
+
 def _tenant_cells(tenant: Json) -> tuple[str, ...]:
-    marks = [name for name in ("default", "pinned") if tenant[name]]
+    marks = [said for name, said in _MARKS.items() if tenant[name]]
     return (
         f"  {tenant['id']}",
         tenant["state"] or "not observed",

@@ -51,7 +51,7 @@ def _many(items: list[Json]) -> None:
 
 def swap_line(swap: Json) -> str:
     """Card, outcome, time and cause of a swap, without its id."""
-    outcome = swap["outcome"] or f"running: {swap['stage']}"
+    outcome = swap["outcome"] or (f"running: {swap['stage']}" if swap["stage"] else "queued")
     total = "" if swap["overhead_ms"] is None else f" in {took(swap['overhead_ms'])}"
     return f"{swap['card']}: {outcome}{total}; cause: {swap['cause']}"
 
@@ -62,8 +62,8 @@ def _one(swap: Json) -> None:
     out = console()
     out.print(f"{swap['id']} on {swap_line(swap)}", soft_wrap=True)
     out.print(f"  {moves(swap)}; began {datetime.fromisoformat(swap['started_at']).astimezone():%Y-%m-%d %H:%M:%S}")
-    if swap["reason"]:
-        out.print(f"  {swap['reason']}", soft_wrap=True)
+    if why := swap["reason"] or swap["explain"]:
+        out.print(f"  {why}", soft_wrap=True)
     start, span = _axis(swap)
     table = Table("step", "tenant", box=None)
     table.add_column("took", justify="right", no_wrap=True)

@@ -112,9 +112,34 @@ class SwapperClient:
         page = await self._call("GET", "/api/swaps", query={"limit": limit, "card": card})
         return cast("list[Json]", page["items"])
 
-    async def swap(self, swap_id: str) -> Json:
-        """One swap with its steps and conversations."""
-        return await self._call("GET", f"/api/swaps/{swap_id}")
+    async def swap(self, swap_id: str, *, wait_s: float | None = None) -> Json:
+        """One swap with its steps and conversations; with `wait_s` once it has ended, or after that time."""
+        return await self._call("GET", f"/api/swaps/{quote(swap_id, safe='')}", wait_s=wait_s)
+
+    async def load(self, model: str, *, wait_s: float | None = None) -> Json:
+        """Load a model by hand: the swap it becomes (`swap_id`); with `wait_s` once it has ended, or after that time.
+
+        A `model` is any of its names; `outcome` is None while it has not ended, `explain` says why.
+        """
+        return await self._call("POST", f"/api/models/{quote(model)}/load", wait_s=wait_s)
+
+    async def unload(self, model: str, *, drain_s: float | None = None, wait_s: float | None = None) -> Json:
+        """Unload it, calls in flight having `drain_s` at most; otherwise as `load`. Needs an admin key."""
+        query = {"drain": None if drain_s is None else f"{drain_s:.3f}"}
+        return await self._call("POST", f"/api/models/{quote(model)}/unload", query=query, wait_s=wait_s)
+
+    async def vacate(self, card: str, *, force: bool = False, wait_s: float | None = None) -> Json:
+        """Unload all that is on a card; otherwise as `load`. Needs an admin key."""
+        query = {"force": 1 if force else None}
+        return await self._call("POST", f"/api/cards/{quote(card, safe='')}/vacate", query=query, wait_s=wait_s)
+
+    async def pin(self, tenant: str, *, wait_s: float | None = None) -> Json:
+        """Keep a tenant on its card; otherwise as `load`. Needs an admin key."""
+        return await self._call("POST", f"/api/tenants/{quote(tenant)}/pin", wait_s=wait_s)
+
+    async def unpin(self, tenant: str, *, wait_s: float | None = None) -> Json:
+        """Let it go again; otherwise as `load`. Needs an admin key."""
+        return await self._call("POST", f"/api/tenants/{quote(tenant)}/unpin", wait_s=wait_s)
 
     async def snapshots(self, **query: str | int | None) -> Json:
         """A page of snapshots, the last used first: `model`, `newest` (1: one a conversation), `limit`, `cursor`."""

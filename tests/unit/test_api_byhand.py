@@ -227,7 +227,8 @@ async def test_a_load_needs_what_a_call_needs() -> None:
 async def test_a_key_that_may_not_be_as_urgent_as_a_load_is_told_so() -> None:
     batch = key("eve", "models", classes=(WorkClass.BATCH,))
     async with served((batch,), spec=WIDE) as api, aiohttp.ClientSession(api.url) as http:
-        async with http.post("/api/models/med/load", headers={"x-api-key": "eve-secret"}) as answer:
+        answer = await http.post("/api/models/med/load", headers={"x-api-key": "eve-secret"})
+        async with answer:
             assert (answer.status, (await answer.json())["type"]) == (403, "urn:swapper:class-not-allowed")
 
 
@@ -235,6 +236,8 @@ async def test_a_key_that_may_not_be_as_urgent_as_a_load_is_told_so() -> None:
 async def test_an_image_on_a_page_of_another_site_unloads_nothing(site: str, status: int) -> None:
     async with served() as api, aiohttp.ClientSession(api.url) as http:
         ending = asyncio.create_task(end_next(api)) if status == 200 else None
+        async with http.get("/unload", headers={"Referer": "http://evil.example/page"}) as answer:
+            assert answer.status == 403
         async with http.get("/unload", headers={"Sec-Fetch-Site": site}) as answer:
             assert answer.status == status
         if ending is not None:
