@@ -62,7 +62,6 @@ def test_an_unload_waits_for_a_stream_and_the_next_call_is_warm_and_brings_the_m
         heard += list(lines)
         assert unloading.result(60) == {"text": "OK"}
     assert heard[-1] == "[DONE]"
-    assert ()
     assert card(server)["residents"] == []
     (swap,) = server.swaps()[:1]
     assert (swap["cause"], swap["outcome"], swap["from"], swap["forced"]) == ("manual", "done", ["llama/med"], False)
