@@ -20,6 +20,7 @@ KEPT = 8
 async def test_whatever_becomes_of_a_request_all_live_on_and_nobody_s_bytes_are_another_s(tmp_path: Path) -> None:
     async with attacked(tmp_path) as made:
         await made.lives()
+        made.liar.heard.clear()
         judge = Judge(made)
         process = psutil.Process(made.serve.pid)
         before = process.num_fds()
