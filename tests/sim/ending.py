@@ -36,7 +36,8 @@ def unmet(world: World) -> list[str]:
         if card.fault is not None:
             found.append(f"{name} is in fault: {card.fault.reason}")
         found += [f"{name} is held by {hold.lease}" for hold in card.holds]
-        for box in (box for box in place.boxes if box.plan.default):
+        wanted = [tenant for tenant in wanted if tenant not in card.unused]
+        for box in (box for box in place.boxes if box.plan.default and box.plan.name not in card.unused):
             if box.plan.name not in card.residents or box.phase is not Phase.UP:
                 found.append(f"{box.plan.name} is no resident of {name}, or does not run")
         for box in (box for box in place.boxes if box.plan.by_lease):
@@ -56,6 +57,7 @@ def unmet(world: World) -> list[str]:
                 found.append(f"{tenant} is not loaded, or answers nothing")
     found += [f"{box.plan.name} answers nobody" for box in world.servers if box.silent]
     found += [f"{job.id} is {job.state}" for job in world.store.library.jobs(100, unfinished=True)]
+    found += [f"{errand.id} waits: {errand.verb} {errand.tenants}" for errand in stored.errands]
     found += [f"{lease.id} is {lease.state}" for lease in stored.leases.values() if lease.state not in FINAL]
     return found
 
@@ -88,10 +90,12 @@ async def settled(world: World, people: People) -> None:
 
 
 async def served(world: World, people: People) -> None:
-    """Each declared resident answers (N2)."""
-    for place in world.places.values():
+    """Each declared resident answers (N2), but who was sent off by hand."""
+    stored = world.store.library.read(world.now_ms())
+    for name, place in world.places.items():
         for model in place.plan.models:
-            if model.default and world.check.broken is None:
+            off = world.tenant(model.name) in stored.cards[name].unused
+            if model.default and not off and world.check.broken is None:
                 call = CallPlan(world.now, model.name, 1, stream=False, tokens=2, hang_up_s=60, chat=False)
                 status = await people.ask(call)
                 if status != 200:
@@ -116,6 +120,16 @@ def jobs_ended(world: World, people: People) -> None:
     for name, work in world.works.of.items():
         if work.runs:
             world.check.fail(f"the process of {name} runs, and nobody waits for it (N1)")
+
+
+def errands_ended(world: World, people: People) -> None:
+    """All that was asked for by hand ended in a swap on record, unless a rollback took it (N1)."""
+    for name in people.errands:
+        swap = world.store.library.swap(name)
+        if swap is None and not world.check.seen.rollbacks:
+            world.check.fail(f"{name} was asked for by hand and is not there any more (N1)")
+        elif swap is not None and swap.outcome is None:
+            world.check.fail(f"{name} was asked for by hand and has no end (N1)")
 
 
 def nothing_left(world: World, tasks: Iterable[asyncio.Task[object]], allowed: Callable[[str], bool]) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from swapper.core.errand import Verb
 from tests.sim.beside import beside
-from tests.sim.plan import TROUBLE_S, BoxPlan, CardPlan, JobPlan, Plan, Trouble
+from tests.sim.plan import TROUBLE_S, BoxPlan, CardPlan, HandPlan, JobPlan, Plan, Trouble
 
 _BOX_TROUBLES = (
     *("box starts", "box starts", "box dies", "box dies", "engine away", "engine away"),
@@ -28,6 +29,7 @@ def more(plan: Plan) -> Plan:
         )
     plan = replace(plan, cards=cards)
     troubles = [*plan.troubles, *_box_troubles(plan), *_card_troubles(plan)]
+    plan = replace(plan, hands=_hands(plan))
     return beside(replace(plan, jobs=_jobs(plan), troubles=tuple(sorted(troubles, key=lambda trouble: trouble.at))))
 
 
@@ -63,6 +65,19 @@ def _jobs(plan: Plan) -> tuple[JobPlan, ...]:
         )
         for n in range(rng.choice((0, 0, 1, 2)))
     )
+
+
+def _hands(plan: Plan) -> tuple[HandPlan, ...]:
+    """What an operator does beside it all."""
+    rng = random.Random(f"{plan.seed}/hands")
+    found: list[HandPlan] = []
+    for _ in range(rng.choice((0, 0, 0, 1, 2, 4))):
+        card = rng.choice(plan.cards)
+        names = [model.name for model in card.models] + [box.name for box in card.boxes if not box.by_lease]
+        verb, drain_s = rng.choice(list(Verb)[:4]), rng.choice((None, None, 0.0, 2.0))
+        at, force = rng.uniform(0.5, TROUBLE_S - 5), verb is Verb.VACATE and rng.random() < 0.5
+        found.append(HandPlan(at, verb, card.name, rng.choice(names), drain_s if verb is Verb.UNLOAD else None, force))
+    return tuple(found)
 
 
 def _rendering(seed: int, card: CardPlan) -> CardPlan:

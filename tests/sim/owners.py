@@ -1,4 +1,4 @@
-"""Who uses swapper: owners of leases, each with its own habits, and clients of models.
+"""Who uses swapper: owners of leases, each with its own habits, clients of models, and an operator.
 
 Invariant: an owner holds VRAM only once it was told of its grant, and lets go as its plan says; all of them act through
 a process that lives, and hear nothing where none does. A client's conversation only grows.
@@ -11,12 +11,13 @@ import json
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, TypeVar
 
+from swapper.core.errand import Errand, Verb
 from swapper.core.jobs import Job
 from swapper.core.types import FINAL, Lease, LeaseRequest, LeaseState, WorkClass
 from swapper.errors import StoreDown
 from swapper.store.protocol import Ended, Enqueued, Idempotency, KeyReused, NotFound, QueueFull, Store, WrongToken
 from tests.sim.front import ask, request_of
-from tests.sim.plan import BoxPlan, CallPlan, JobPlan, OwnerPlan, Way
+from tests.sim.plan import TROUBLE_S, BoxPlan, CallPlan, HandPlan, JobPlan, OwnerPlan, Way
 from tests.sim.serve import Serving
 from tests.sim.whose import opening
 from tests.sim.world import EPOCH_MS, Place, World
@@ -39,6 +40,7 @@ class People:
         self.acknowledged: dict[str, OwnerPlan] = {}
         self.jobs: list[str] = []
         """Those that were taken."""
+        self.errands: list[str] = []
 
     async def _api(self, call: Callable[[Store], Awaitable[T]]) -> T:
         """Ask through some process that lives, until one answers."""
@@ -183,6 +185,34 @@ class People:
                     return task.result()
         await asyncio.sleep(AGAIN_S)
         return None
+
+    async def by_hand(self, plan: HandPlan) -> None:
+        """What an operator does: asked for until it is taken."""
+        await asyncio.sleep(plan.at)
+        world = self.world
+        if plan.force:
+            world.check.seen.forced.add(plan.card)
+        tenants = () if plan.verb is Verb.VACATE else (world.tenant(plan.name),)
+        drain_ms = None if plan.drain_s is None else round(plan.drain_s * 1000)
+        errand = Errand(world.new_id("sw"), plan.card, plan.verb, tenants, "op", drain_ms, plan.force)
+        await self._ask_for(errand)
+        if plan.verb is Verb.PIN:
+            await asyncio.sleep(max(0.0, TROUBLE_S - world.now))
+            while pinned := self._pinned():
+                for card, names in pinned:
+                    await self._ask_for(Errand(world.new_id("sw"), card, Verb.UNPIN, names, "op"))
+                await asyncio.sleep(AGAIN_S)
+
+    def _pinned(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Who would keep a lease waiting for ever."""
+        cards = self.world.store.library.read(self.world.now_ms()).cards
+        return [(name, card.pinned) for name, card in cards.items() if card.pinned]
+
+    async def _ask_for(self, errand: Errand) -> None:
+        await self._api(lambda store: store.errand(errand, max_errands=100))
+        self.errands.append(errand.id)
+        whom = " ".join(errand.tenants) or errand.card
+        self.world.say(f"by hand: {errand.verb} {whom}{' by force' * errand.force}: {errand.id}")
 
     async def _end(self, name: str, token: int | None = None) -> None:
         answer = await self._api(lambda store: store.end(name, token))

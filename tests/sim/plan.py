@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from swapper.core.errand import Verb
 from swapper.core.types import WorkClass
-from tests.support.fake_faults import Fault, Kind, Verb
+from tests.support.fake_faults import Fault, Kind
+from tests.support.fake_faults import Verb as Asked
 from tests.support.fake_slots import Attention
 
 TROUBLE_S = 40.0
@@ -126,6 +128,18 @@ class JobPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class HandPlan:
+    """Something done by hand, about tenant `name`, or the card where it is vacated."""
+
+    at: float
+    verb: Verb
+    card: str
+    name: str
+    drain_s: float | None
+    force: bool
+
+
+@dataclass(frozen=True, slots=True)
 class CallPlan:
     """One call. `tokens` to be said; `hang_up_s`: the client waits no longer than that."""
 
@@ -166,6 +180,7 @@ class Plan:
     reopen: bool
     pace: float
     jobs: tuple[JobPlan, ...] = ()
+    hands: tuple[HandPlan, ...] = ()
 
     @property
     def parties(self) -> tuple[str, ...]:
@@ -250,44 +265,44 @@ def _call(rng: random.Random, cards: tuple[CardPlan, ...]) -> CallPlan:
     )
 
 
-_FAULTS: tuple[tuple[Verb, Kind], ...] = (
-    (Verb.UNLOAD, Kind.LATE),
-    (Verb.UNLOAD, Kind.ERROR),
-    (Verb.UNLOAD, Kind.HANG),
-    (Verb.UNLOAD, Kind.DROP),
-    (Verb.LOAD, Kind.LATE),
-    (Verb.LOAD, Kind.ERROR),
-    (Verb.LOAD, Kind.HANG),
-    (Verb.LOAD, Kind.DROP),
-    (Verb.LOAD, Kind.CHILD_DIES),
-    (Verb.LOAD, Kind.MUTE),
-    (Verb.SAVE, Kind.LATE),
-    (Verb.SAVE, Kind.ERROR),
-    (Verb.SAVE, Kind.HANG),
-    (Verb.SAVE, Kind.DROP),
-    (Verb.SAVE, Kind.CHILD_DIES),
-    (Verb.SAVE, Kind.SHORT_FILE),
-    (Verb.RESTORE, Kind.LATE),
-    (Verb.RESTORE, Kind.ERROR),
-    (Verb.RESTORE, Kind.HANG),
-    (Verb.RESTORE, Kind.DROP),
-    (Verb.RESTORE, Kind.CHILD_DIES),
-    (Verb.RESTORE, Kind.NO_REUSE),
-    (Verb.ANSWER, Kind.LATE),
-    (Verb.ANSWER, Kind.ERROR),
-    (Verb.ANSWER, Kind.DROP),
-    (Verb.ANSWER, Kind.CHILD_DIES),
-    (Verb.MODELS, Kind.LATE),
-    (Verb.MODELS, Kind.ERROR),
-    (Verb.MODELS, Kind.HANG),
-    (Verb.MODELS, Kind.DROP),
-    (Verb.SLOTS, Kind.HANG),
-    (Verb.SLOTS, Kind.ERROR),
-    (Verb.METRICS, Kind.DROP),
-    (Verb.PROPS, Kind.DROP),
-    (Verb.PROPS, Kind.HANG),
-    (Verb.EVENTS, Kind.DEAF),
-    (Verb.EVENTS, Kind.DROP),
+_FAULTS: tuple[tuple[Asked, Kind], ...] = (
+    (Asked.UNLOAD, Kind.LATE),
+    (Asked.UNLOAD, Kind.ERROR),
+    (Asked.UNLOAD, Kind.HANG),
+    (Asked.UNLOAD, Kind.DROP),
+    (Asked.LOAD, Kind.LATE),
+    (Asked.LOAD, Kind.ERROR),
+    (Asked.LOAD, Kind.HANG),
+    (Asked.LOAD, Kind.DROP),
+    (Asked.LOAD, Kind.CHILD_DIES),
+    (Asked.LOAD, Kind.MUTE),
+    (Asked.SAVE, Kind.LATE),
+    (Asked.SAVE, Kind.ERROR),
+    (Asked.SAVE, Kind.HANG),
+    (Asked.SAVE, Kind.DROP),
+    (Asked.SAVE, Kind.CHILD_DIES),
+    (Asked.SAVE, Kind.SHORT_FILE),
+    (Asked.RESTORE, Kind.LATE),
+    (Asked.RESTORE, Kind.ERROR),
+    (Asked.RESTORE, Kind.HANG),
+    (Asked.RESTORE, Kind.DROP),
+    (Asked.RESTORE, Kind.CHILD_DIES),
+    (Asked.RESTORE, Kind.NO_REUSE),
+    (Asked.ANSWER, Kind.LATE),
+    (Asked.ANSWER, Kind.ERROR),
+    (Asked.ANSWER, Kind.DROP),
+    (Asked.ANSWER, Kind.CHILD_DIES),
+    (Asked.MODELS, Kind.LATE),
+    (Asked.MODELS, Kind.ERROR),
+    (Asked.MODELS, Kind.HANG),
+    (Asked.MODELS, Kind.DROP),
+    (Asked.SLOTS, Kind.HANG),
+    (Asked.SLOTS, Kind.ERROR),
+    (Asked.METRICS, Kind.DROP),
+    (Asked.PROPS, Kind.DROP),
+    (Asked.PROPS, Kind.HANG),
+    (Asked.EVENTS, Kind.DEAF),
+    (Asked.EVENTS, Kind.DROP),
 )
 _EITHER = frozenset({Kind.LATE, Kind.ERROR, Kind.HANG, Kind.DROP})
 
@@ -323,7 +338,7 @@ def _steps(seed: int) -> list[Trouble]:
 def _fault(rng: random.Random, at: float, card: CardPlan, plan: Plan) -> Trouble:
     verb, kind = rng.choice(_FAULTS)
     if plan.measured and rng.random() < 0.1:
-        verb, kind = Verb.UNLOAD, Kind.VRAM_HELD
+        verb, kind = Asked.UNLOAD, Kind.VRAM_HELD
     fault = Fault(
         verb,
         kind,

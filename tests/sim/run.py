@@ -132,6 +132,7 @@ class _Run:
             work += [group.create_task(people.call(call)) for call in plan.calls]
             work += [group.create_task(troubles.run(trouble)) for trouble in plan.troubles]
             work += [group.create_task(people.submit(job)) for job in plan.jobs]
+            work += [group.create_task(people.by_hand(hand)) for hand in plan.hands]
             work += [
                 group.create_task(people.send(place, box))
                 for place in world.places.values()
@@ -152,6 +153,7 @@ class _Run:
             await ending.served(world, people)
             ending.leases_ended(world, people)
             ending.jobs_ended(world, people)
+            ending.errands_ended(world, people)
             world.check.compare(world.store.library)
         await self._stop()
 

@@ -53,7 +53,7 @@ class Seen:
     granted on a card, and the lease it went to. `came`: when somebody took VRAM unasked, `proved`: when the last
     look at a card began that proved it free. `granted`, `ended`, `drains`: when a lease was granted or ended, a swap
     began or ended calls; by a clock that nobody steps. `ordered`: the swaps that ordered a release (a store that is
-    rolled back may give out a pair twice).
+    rolled back may give out a pair twice). `forced`: cards that somebody vacated by force.
     """
 
     tainted: set[str] = field(default_factory=set[str])
@@ -70,4 +70,5 @@ class Seen:
     ended: dict[str, int] = field(default_factory=dict[str, int])
     drains: dict[str, int] = field(default_factory=dict[str, int])
     ordered: dict[Order, list[Swap]] = field(default_factory=dict[Order, list[Swap]])
+    forced: set[str] = field(default_factory=set[str])
     rollbacks: int = 0
