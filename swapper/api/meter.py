@@ -53,6 +53,7 @@ class Meter:
         self._of_cards()
         self._of_calls()
         self._once = _Once()
+        self._calls: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self.counting = asyncio.Event()
         """Set once what happens counts."""
 
@@ -104,8 +105,15 @@ class Meter:
 
     def answered(self, tenant: str, code: int, waited_ms: int) -> None:
         """A model call is over, for this process's gateway."""
-        self._requests.labels(tenant, str(code)).inc()
-        self._request_waits.labels(tenant).observe(waited_ms / 1000)
+        count, waits = self._calls.get((tenant, code)) or self._calls_of(tenant, code)
+        count.inc()
+        waits.observe(waited_ms / 1000)
+
+    def _calls_of(self, tenant: str, code: int) -> tuple[Counter, Histogram]:
+        """Found once: the library's look takes as long as the counting."""
+        found = self._requests.labels(tenant, str(code)), self._request_waits.labels(tenant)
+        self._calls[tenant, code] = found
+        return found
 
     def stored(self, operation: str, seconds: float) -> None:
         """A call of the store is over."""

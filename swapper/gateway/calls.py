@@ -25,6 +25,7 @@ from swapper.gateway.routes import Way
 from swapper.problem import Problem
 
 _T = TypeVar("_T")
+_JSON = "application/json"
 LARGE_BYTES = 1 << 20
 """From here on a body is parsed in a pass of its own: 64 MiB take up to a quarter of a second."""
 
@@ -46,13 +47,15 @@ def class_of(arrived: Arrived) -> WorkClass | Problem:
 
 async def in_body(ctx: GatewayContext, kind: str, held: Held, way: Way) -> Asked | Problem:
     """What a body of Content-Type `kind` asks for: the model stands in it, and its entry may change the body."""
-    form = is_form(kind)
+    form = is_form(kind) if kind != _JSON else False
     ask = await parsed(ctx, held.body, partial(parse_form, content_type=kind) if form else parse_body)
     if isinstance(ask, Ask) and (found := ctx.filters.get(ask.model)) is not None:
         ask = await _filtered(ctx, held, ask, found, kind if form else None)
     if isinstance(ask, Problem):
         return ask
-    return Asked(ask, replace(way, rename=partial(form_with_model, content_type=kind) if form else with_model))
+    if form:
+        return Asked(ask, replace(way, rename=partial(form_with_model, content_type=kind)))
+    return Asked(ask, way if way.rename is with_model else replace(way, rename=with_model))
 
 
 async def _filtered(ctx: GatewayContext, held: Held, ask: Ask, found: Filter, form: str | None) -> Ask | Problem:

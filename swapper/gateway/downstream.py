@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from swapper.caller import Caller
+from swapper.gateway.heads import passed_on
 from swapper.gateway.link import Headers
 from swapper.problem import Problem
 
@@ -30,8 +31,8 @@ class Source(Protocol):
 class Downstream(Protocol):
     """One request's client. After it has left all writing is in vain, and harmless."""
 
-    def begin(self, status: int, reason: str, headers: Headers) -> None:
-        """The head of the answer. Without a Content-Length among `headers` its end is told by chunks."""
+    def begin(self, status: int, reason: str, headers: Headers, *, bounded: bool) -> None:
+        """The head of the answer. `bounded`: it says its length; else its end is told by chunks."""
         ...
 
     def write(self, chunk: bytes) -> None:
@@ -53,11 +54,16 @@ class Downstream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A request whose body is there, beside it: headers as they were sent."""
+    """A request but for its body: headers as they were sent, and of them the lines that go up."""
 
-    method: str
     headers: Sequence[tuple[bytes, bytes]]
     caller: Caller
+    passed: bytes
+
+
+def arrived(headers: Sequence[tuple[bytes, bytes]], caller: Caller) -> Arrived:
+    """A request with these headers."""
+    return Arrived(headers, caller, passed_on(headers))
 
 
 def refuse(down: Downstream, problem: Problem) -> int:
@@ -65,7 +71,7 @@ def refuse(down: Downstream, problem: Problem) -> int:
     body = problem.envelope()
     headers = [(b"Content-Type", b"application/json"), (b"Content-Length", b"%d" % len(body))]
     headers += [(name.encode(), value.encode("latin-1", "replace")) for name, value in problem.headers.items()]
-    down.begin(problem.status, problem.reason, headers)
+    down.begin(problem.status, problem.reason, headers, bounded=True)
     down.write(body)
     down.end()
     return problem.status

@@ -150,7 +150,7 @@ class Keepalive:
         if self._data is None:
             self._data = self._filler(self._model)  # one id for the whole wait
             self.began = True
-            self._down.begin(200, "OK", [*STREAM_HEADERS])
+            self._down.begin(200, "OK", [*STREAM_HEADERS], bounded=False)
         self._down.write(self._data)
         self._timer = self._loop.call_later(self._every_s, self._send)
 

@@ -21,7 +21,7 @@ from swapper.caller import Caller
 from swapper.gateway import errors
 from swapper.gateway.calls import LARGE_BYTES, Asked, answer, class_of, in_body, parsed
 from swapper.gateway.context import GatewayContext, Held
-from swapper.gateway.downstream import Arrived
+from swapper.gateway.downstream import arrived
 from swapper.gateway.form import form_with_model, is_form, parse_form
 from swapper.gateway.models import model_routes
 from swapper.gateway.parse import Ask, Decoding, decoding, parse_body, with_model
@@ -61,8 +61,8 @@ def _handler(ctx: GatewayContext, reads: Reader) -> Callable[[web.Request], Awai
 
 
 async def _dispatch(ctx: GatewayContext, request: web.Request, reads: Reader, held: Held) -> web.StreamResponse:
-    arrived = Arrived(request.method, request.raw_headers, caller_of(request))
-    klass = class_of(arrived)
+    came = arrived(request.raw_headers, caller_of(request))
+    klass = class_of(came)
     asked = klass if isinstance(klass, Problem) else await reads(ctx, request, held)
     if isinstance(asked, Problem):
         return asked.response()
@@ -71,7 +71,7 @@ async def _dispatch(ctx: GatewayContext, request: web.Request, reads: Reader, he
         return asked
     down = Pumped(request)
     try:
-        work = answer(ctx, arrived, klass, asked, held, down)
+        work = answer(ctx, came, klass, asked, held, down)
         del asked  # views of the body, which may go before the answer has passed
         await work
         return await down.response()

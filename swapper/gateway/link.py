@@ -8,8 +8,7 @@ where it has neither, the end of the connection. llhttp parses (httptools), stri
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import httptools
 
@@ -35,8 +34,7 @@ class LinkError(Exception):
         self.stale = stale
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(NamedTuple):
     """Who is connected to."""
 
     host: str
@@ -58,22 +56,8 @@ class _Reading:
     `ended`: it is whole. `sound`: another request may follow on the connection.
     """
 
-    __slots__ = (
-        "ended",
-        "framed",
-        "headed",
-        "headers",
-        "headless",
-        "parser",
-        "pieces",
-        "reason",
-        "size",
-        "sound",
-        "status",
-    )
-
     def __init__(self) -> None:
-        self.parser = httptools.HttpResponseParser(self)
+        self.parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self.pieces: list[bytes] = []
         self.begin(headless=False)
         self.ended = True  # nothing was asked yet
@@ -86,16 +70,13 @@ class _Reading:
         self.status = 0
         self.reason = ""
         self.size = 0
-        self.headed = self.framed = self.ended = False
+        self.headed = self.ended = False
         self.sound = True
 
-    def taken(self) -> bytes:
-        """What came since."""
-        pieces = self.pieces
-        chunk = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        pieces.clear()
-        self.size = 0
-        return chunk
+    @property
+    def bounded(self) -> bool:
+        """Whether the answer says itself where it ends; else only the end of the connection does."""
+        return self.status in (204, 304) or any(name.lower() in _FRAMES for name, _ in self.headers)
 
     # ---- llhttp's callbacks
 
@@ -112,14 +93,13 @@ class _Reading:
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        if self.headed:
+        if self.headed or self.parser is None:
             return
         self.status = self.parser.get_status_code()
         if self.status < 200:
             self.headers, self.reason = [], ""
             return
         self.headed = True
-        self.framed = self.status in (204, 304) or any(name.lower() in _FRAMES for name, _ in self.headers)
         self.sound = self.sound and self.parser.should_keep_alive()
         if self.headless:
             self.ended, self.sound = True, False
@@ -133,15 +113,18 @@ class _Reading:
         self.ended = self.headed  # an informational one is none
 
 
-class Link(asyncio.Protocol):
-    """See the module. `reused`: another request was answered on it before; `idle_since`: the loop's time, s."""
+class Link(_Reading, asyncio.Protocol):
+    """See the module. `reused`: another request was answered on it before; `idle_since`: the loop's time, s.
+
+    Of the answer: `status`, `reason`, `headers` as they came, `bounded`, and `ended` once it is whole.
+    """
 
     def __init__(self, origin: Origin) -> None:
+        super().__init__()
         self.origin = origin
         self.reused = False
         self.idle_since = 0.0
         self._loop = asyncio.get_running_loop()
-        self._reading = _Reading()
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._sink: Sink | None = None
@@ -152,31 +135,6 @@ class Link(asyncio.Protocol):
         self._sent_s = 0.0
 
     @property
-    def status(self) -> int:
-        """Of the answer's head."""
-        return self._reading.status
-
-    @property
-    def reason(self) -> str:
-        """The status in the server's words."""
-        return self._reading.reason
-
-    @property
-    def headers(self) -> Headers:
-        """As they came."""
-        return self._reading.headers
-
-    @property
-    def ended(self) -> bool:
-        """Whether the answer is whole."""
-        return self._reading.ended
-
-    @property
-    def bounded(self) -> bool:
-        """Whether the answer says itself where it ends; else only the end of the connection does."""
-        return self._reading.framed
-
-    @property
     def broken(self) -> bool:
         """Whether the server broke off."""
         return self._error is not None
@@ -184,14 +142,14 @@ class Link(asyncio.Protocol):
     @property
     def fit(self) -> bool:
         """Whether it may take another request."""
-        reading, transport = self._reading, self._transport
-        if transport is None or self._dropped or not (reading.ended and reading.sound):
+        transport = self._transport
+        if transport is None or self._dropped or not (self.ended and self.sound):
             return False
         return self._unsent is None and not transport.get_write_buffer_size()  # it may answer before it has read all
 
     def send(self, head: bytes, body: bytes, *, headless: bool = False) -> None:
         """One request; `headless`: its answer has no body (HEAD)."""
-        self._reading.begin(headless=headless)
+        self.begin(headless=headless)
         self._came = 0
         self._sent_s = self._loop.time()
         if self._transport is None:
@@ -205,8 +163,7 @@ class Link(asyncio.Protocol):
 
     async def answered(self) -> None:
         """Return when the head is there, and the first bytes of the body or its end. Raises LinkError."""
-        reading = self._reading
-        while not reading.ended and (self._error is not None or not reading.pieces):
+        while not self.ended and (self._error is not None or not self.pieces):
             await self._wait()
 
     async def more(self) -> bytes:
@@ -216,11 +173,13 @@ class Link(asyncio.Protocol):
 
     async def pipe(self, sink: Sink) -> None:
         """What comes from here on goes to the sink in the moment it comes; returns at the end. Raises LinkError."""
-        if self._reading.pieces:
+        if self.pieces:
             sink.feed(self._taken())
+        if self.ended:
+            return
         self._sink = sink
         try:
-            while not self._reading.ended:
+            while not self.ended:
                 await self._wait()
         finally:
             self._sink = None
@@ -250,28 +209,30 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of the answer."""
-        reading = self._reading
-        if reading.ended:
+        if self.ended or self.parser is None:
             self.drop()  # unasked
             return
         self._came += len(data)
         try:
-            reading.parser.feed_data(data)
+            self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self._break("it wants to speak another protocol")
         except httptools.HttpParserError as error:
-            if reading.ended:
+            if self.ended:
                 self.drop()  # what follows the answer is none
             else:
                 self._break(f"its answer is not HTTP: {error}")
-        if not reading.headed and self._came > HEAD_BYTES:
+        if self.pieces:
+            if self._sink is not None:
+                self._sink.feed(self._taken())
+            else:
+                self._wake()
+                if self.size > AHEAD_BYTES and not self.ended:
+                    self.pause()
+        elif not self.headed and self._came > HEAD_BYTES:
             self._break(f"the head of its answer is larger than {HEAD_BYTES >> 10} KiB")
-        if reading.pieces and self._sink is not None:
-            self._sink.feed(reading.taken())
-        if reading.pieces or reading.ended:
+        if self.ended:
             self._wake()
-        if reading.size > AHEAD_BYTES and not reading.ended:
-            self.pause()
 
     def pause_writing(self) -> None:
         """The server takes no more for now."""
@@ -285,14 +246,14 @@ class Link(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """It is closed."""
         self._transport = self._unsent = None
-        reading = self._reading
-        if reading.headed and not reading.framed and exc is None and not self._dropped:
-            reading.ended = True  # that is how such an answer ends
-        if self._error is None and not reading.ended:
+        if self.headed and not self.ended and exc is None and not self._dropped and not self.bounded:
+            self.ended = True  # that is how such an answer ends
+        if self._error is None and not self.ended:
             why = "the connection was closed in the middle of its answer" if self._came else "it closed the connection"
             soon = self._loop.time() - self._sent_s < STALE_S
             self._error = LinkError(str(exc or "") or why, stale=self.reused and soon and not self._came)
         self._wake()
+        self.parser = None  # it holds us
 
     # ---- inside
 
@@ -315,9 +276,14 @@ class Link(asyncio.Protocol):
             self._waiter.set_result(None)
 
     def _taken(self) -> bytes:
-        if self._reading.size > AHEAD_BYTES:
+        """What came since."""
+        pieces = self.pieces
+        chunk = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        if self.size > AHEAD_BYTES and self._sink is None:
             self.resume()
-        return self._reading.taken()
+        self.size = 0
+        return chunk
 
     def _break(self, why: str) -> None:
         self._error = LinkError(why)

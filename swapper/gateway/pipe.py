@@ -9,7 +9,7 @@ seen on llama-server b10434.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -23,7 +23,7 @@ from swapper.gateway.context import GatewayContext, Held, Target
 from swapper.gateway.downstream import Arrived, Downstream, refuse
 from swapper.gateway.filler import Keepalive, comment
 from swapper.gateway.known import Known
-from swapper.gateway.link import Headers, Link, LinkError
+from swapper.gateway.link import Link, LinkError
 from swapper.gateway.parse import Ask
 from swapper.gateway.proof import Tail
 from swapper.gateway.routes import Way
@@ -36,7 +36,7 @@ SMALL_BYTES = 8192
 DEATHS = 2
 """How often a call is sent again after its server died over it: some prompts kill servers, and would go on to."""
 PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-_EVENTS = "text/event-stream"
+_EVENTS = b"text/event-stream"
 
 
 def open_session() -> aiohttp.ClientSession:
@@ -103,9 +103,10 @@ class _Relay:
     def feed(self, chunk: bytes) -> None:
         """See Sink."""
         self._tail.feed(chunk)
-        whole = chunk if self._frames is None else self._frames.feed(chunk)
-        if whole:
-            self._down.write(whole)
+        if self._frames is not None:
+            chunk = self._frames.feed(chunk)
+        if chunk:
+            self._down.write(chunk)
 
     @property
     def rest(self) -> bytes:
@@ -158,7 +159,7 @@ class Exchange:
         self._way = way
         self._held = held
         self._known = self._know(ask)
-        self._ask = replace(ask, fields=None) if ask.fields is not None else ask
+        self._ask = Ask(ask.model, ask.stream)  # without its views of the body
         self._call = call
         self._status: int | None = None
         self._sse = False
@@ -276,7 +277,7 @@ class Exchange:
         try:
             length = len(body) if body or way.method == "POST" else None
             called = self._target.called(self._ask.model)
-            head = heads.request_head(self._arrived.headers, self._target, child, way, called, length)
+            head = heads.request_head(self._arrived, self._target, child, way, called, length)
             link.send(head, body, headless=way.method == "HEAD")
             await link.answered()
             return await self._receive(link, child)
@@ -304,15 +305,16 @@ class Exchange:
             self._held.release()
         else:
             known.sent(keep=self._held.sent(wanted=0 if known.request is None else len(known.request.body)))
-        kind = heads.header(link.headers, b"content-type").partition(";")[0].strip().lower()
-        self._sse = early or kind == _EVENTS
+        head = heads.answer_head(link.headers, self._call)
+        self._sse = early or head.kind == _EVENTS
         if not early:
             self._status = link.status
-            passed = heads.answer_headers(link.headers, self._call)
-            self._down.begin(link.status, link.reason, _unbounded(passed) if self._sse else passed)
+            if self._sse:
+                head = head.without_length()
+            self._down.begin(link.status, link.reason, head.headers, bounded=head.bounded)
         else:
             self._status = 200
-            if kind != _EVENTS:
+            if head.kind != _EVENTS:
                 return await self._error_event(link, first)
         tail = self._ctx.talks.tap(self._way.path, sse=self._sse)
         try:
@@ -377,11 +379,6 @@ class Exchange:
         else:
             self._down.abort()
         return self._status
-
-
-def _unbounded(headers: Headers) -> Headers:
-    """Without a length: an event of ours may come after those of the server."""
-    return [pair for pair in headers if pair[0].lower() != b"content-length"]
 
 
 class _ErrorBody(msgspec.Struct):

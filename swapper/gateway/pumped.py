@@ -31,7 +31,7 @@ class Pumped:
         self._wake = asyncio.Event()
         self._pump: asyncio.Task[web.StreamResponse] | None = None
 
-    def begin(self, status: int, reason: str, headers: Headers) -> None:
+    def begin(self, status: int, reason: str, headers: Headers, *, bounded: bool) -> None:
         """See Downstream."""
         self._head = (status, reason, headers)
 

@@ -18,10 +18,12 @@ import httptools
 import structlog
 
 from swapper.caller import Caller
+from swapper.core.types import WorkClass
 from swapper.gateway import errors
 from swapper.gateway.calls import answer, class_of, in_body
 from swapper.gateway.context import GatewayContext, Held
-from swapper.gateway.downstream import Arrived, Source, refuse
+from swapper.gateway.downstream import Arrived, Source, arrived, refuse
+from swapper.gateway.parse import with_model
 from swapper.gateway.routes import POST, Way
 from swapper.problem import Problem
 
@@ -35,13 +37,14 @@ HEAD_S = 60.0
 IDLE_S = 3630.0
 """How long a connection may idle: longer than proxies keep theirs."""
 SWEEP_S = 5.0
+KNOWN_HEADS = 256
 AHEAD_BYTES = 1 << 16
 """So much of the next requests is read while one is answered."""
 
 Identify = Callable[[Mapping[bytes, bytes]], "Caller | None"]
 """Who calls a model's route, by the headers (lower case); None: aiohttp's handlers are to say what is wrong."""
 
-_WAYS = {path.encode(): Way("POST", route.path or path, (), route) for path, route in POST.items()}
+_WAYS = {path.encode(): Way("POST", route.path or path, (), route, with_model) for path, route in POST.items()}
 _ELSEWHERE = frozenset({b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"origin", b"sec-fetch-site"})
 """With one of these a request is aiohttp's: framed or packed otherwise, or of a page in a browser."""
 _POST = b"POST /"
@@ -57,9 +60,9 @@ class _Head:
     """Of a request that is answered here."""
 
     way: Way
-    headers: Headers
+    arrived: Arrived
+    klass: WorkClass
     kind: str
-    caller: Caller
     length: int
     stays: bool
 
@@ -92,6 +95,7 @@ class Door:
         self.others = others
         self.wires: set[Wire] = set()
         self._identify = identify
+        self._heads: dict[bytes, _Head] = {}
         self._loop = asyncio.get_running_loop()
         self._every_s = min(SWEEP_S, ctx.limits.body_pause_ms / 2000)
         self._sweeper: asyncio.TimerHandle | None = None
@@ -124,7 +128,15 @@ class Door:
         self._sweeper = self._loop.call_later(self._every_s, self._sweep) if self.wires else None
 
     def head(self, data: bytes) -> _Head | None:
-        """The head that `data` is, where its request is answered here."""
+        """The head that `data` is, where its request is answered here. A client's heads are alike: some are kept."""
+        known = self._heads.get(data)
+        if known is None and (known := self._read(data)) is not None:
+            if len(self._heads) >= KNOWN_HEADS:
+                self._heads.clear()
+            self._heads[data] = known
+        return known
+
+    def _read(self, data: bytes) -> _Head | None:
         reading = _Reading()
         parser = httptools.HttpRequestParser(reading)
         try:
@@ -143,8 +155,12 @@ class Door:
         caller = self._identify(named)
         if caller is None:
             return None
+        came = arrived(reading.headers, caller)
+        klass = class_of(came)
+        if isinstance(klass, Problem):
+            return None
         kind = named.get(b"content-type", b"").decode("latin-1")
-        return _Head(way, reading.headers, kind, caller, int(length), parser.should_keep_alive())
+        return _Head(way, came, klass, kind, int(length), parser.should_keep_alive())
 
 
 class Wire(asyncio.Protocol):
@@ -339,10 +355,9 @@ class Wire(asyncio.Protocol):
 
     # ---- the answer
 
-    def begin(self, status: int, reason: str, headers: Headers) -> None:
+    def begin(self, status: int, reason: str, headers: Headers, *, bounded: bool) -> None:
         """See Downstream."""
         self._began = True
-        bounded = any(name.lower() == b"content-length" for name, _ in headers)
         self._chunked = not bounded and status not in _BODILESS
         lines = [b"HTTP/1.1 %d %b" % (status, reason.encode("latin-1", "replace"))]
         lines += [name + b": " + value for name, value in headers]
@@ -354,9 +369,7 @@ class Wire(asyncio.Protocol):
 
     def write(self, chunk: bytes) -> None:
         """See Downstream."""
-        if self._chunked:
-            chunk = b"%x\r\n%b\r\n" % (len(chunk), chunk)
-        self._send(chunk)
+        self._send(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._chunked else chunk)
 
     def end(self) -> None:
         """See Downstream."""
@@ -384,15 +397,10 @@ class Wire(asyncio.Protocol):
 
 
 async def _answered(ctx: GatewayContext, head: _Head, held: Held, wire: Wire) -> None:
-    arrived = Arrived("POST", head.headers, head.caller)
-    klass = class_of(arrived)
-    if isinstance(klass, Problem):
-        refuse(wire, klass)
-        return
     asked = await in_body(ctx, head.kind, held, head.way)
     if isinstance(asked, Problem):
         refuse(wire, asked)
         return
-    work = answer(ctx, arrived, klass, asked, held, wire)
+    work = answer(ctx, head.arrived, head.klass, asked, held, wire)
     del asked  # views of the body, which may go before the answer has passed
     await work

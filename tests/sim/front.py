@@ -23,7 +23,7 @@ from swapper.caller import Caller
 from swapper.core.types import WorkClass
 from swapper.gateway.calls import Asked, answer, in_body
 from swapper.gateway.context import GatewayContext, Held
-from swapper.gateway.downstream import Arrived
+from swapper.gateway.downstream import arrived
 from swapper.gateway.link import LinkError, Origin, Sink
 from swapper.gateway.routes import POST, Way
 from tests.sim.plan import CallPlan
@@ -232,9 +232,9 @@ class _Client:
         self.pieces: list[bytes] = []
         self.ended = self.aborted = False
 
-    def begin(self, status: int, reason: str, headers: list[tuple[bytes, bytes]]) -> None:
+    def begin(self, status: int, reason: str, headers: list[tuple[bytes, bytes]], *, bounded: bool) -> None:
         """Status and headers."""
-        del reason, headers
+        del reason, headers, bounded
         self.status = status
 
     def write(self, chunk: bytes) -> None:
@@ -309,7 +309,7 @@ async def _handle(context: GatewayContext, path: str, body: bytes, client: _Clie
     try:
         asked = await in_body(context, "application/json", held, Way("POST", path, (), POST[path]))
         assert isinstance(asked, Asked)
-        arrived = Arrived("POST", ((b"Content-Type", b"application/json"),), Caller())
-        await answer(context, arrived, WorkClass.INTERACTIVE, asked, held, client)
+        came = arrived(((b"Content-Type", b"application/json"),), Caller())
+        await answer(context, came, WorkClass.INTERACTIVE, asked, held, client)
     finally:
         held.release()
