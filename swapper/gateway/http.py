@@ -50,7 +50,7 @@ def routes(ctx: GatewayContext) -> list[web.RouteDef]:
 def _handler(ctx: GatewayContext, reads: Reader) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def handle(request: web.Request) -> web.StreamResponse:
         if reads is _reads_upstream and wants_socket(request):
-            return await socket(ctx, request, Arrived(request.method, request.raw_headers, caller_of(request)))
+            return await socket(ctx, request, arrived(request.raw_headers, caller_of(request)))
         held = Held(ctx.budget)
         try:
             return await _dispatch(ctx, request, reads, held)

@@ -147,12 +147,18 @@ def _decode(body: bytes) -> _Body | _Bare:
 
     Of a body that may hold very many messages nothing is made: each takes 30 times the three bytes it can be sent in.
     """
-    if len(body) > 2 * MESSAGES and body.count(b"{") > MESSAGES:
+    if len(body) > 2 * MESSAGES and _many_objects(body):
         return _bare.decode(body)
     try:
         return _decoder.decode(body)
     except msgspec.ValidationError:
         return _bare.decode(body)
+
+
+def _many_objects(body: bytes) -> bool:
+    """Looked for one by one: `count` takes a nanosecond for every byte that is none."""
+    at = -1
+    return all((at := body.find(b"{", at + 1)) >= 0 for _ in range(MESSAGES + 1))
 
 
 def with_model(body: bytes, model: str) -> bytes:

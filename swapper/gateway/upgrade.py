@@ -158,7 +158,7 @@ def _as_sent(wanted: _Wanted, child: Child | None) -> tuple[URL, CIMultiDict[str
     """Where it goes, and with which headers: those of any call to that server, but for what a handshake makes anew."""
     target = wanted.target
     called = target.called(wanted.model)
-    head = heads.request_head(wanted.arrived.headers, target, child, wanted.way, called, None)
+    head = heads.request_head(wanted.arrived, target, child, wanted.way, called, None)
     line, *lines = head.decode("utf-8", "surrogateescape").split("\r\n")
     headers = CIMultiDict[str]()
     for name, sign, value in (one.partition(": ") for one in lines):
