@@ -6,6 +6,7 @@ SwapperError
 ├── BackendError       a tenant's server or its control answered with an error, or not at all
 │   ├── BackendDown    it could not be reached (retry may help)
 │   │   └── BackendGone nobody listens there: no server runs
+│   ├── BackendStalled it is there, and what was asked of it does not move (its process is to be ended)
 │   └── BackendRefused it answered and refused (retry will not help); `status` is the HTTP status, if any
 │       └── BackendBusy it is at work for somebody, who goes first (retry later)
 └── ApiError           a client's view of swapper: it answered with a refusal, or not at all
@@ -44,6 +45,10 @@ class BackendDown(BackendError):
 
 class BackendGone(BackendDown):
     """Connection refused at once: there is no server, as opposed to one that hangs."""
+
+
+class BackendStalled(BackendError):
+    """A verb gave up: nothing of what it waits for moved for as long as anything alive would."""
 
 
 class BackendRefused(BackendError):

@@ -18,6 +18,8 @@ from swapper.errors import BackendDown, BackendError, BackendGone, BackendRefuse
 
 T = TypeVar("T")
 
+NO_LIMIT_S = 0.0
+"""Whoever asks bounds the answer itself."""
 READ_S = 4.0
 """How long an answer that costs the server nothing may take."""
 _CONNECT_S = 3.0
@@ -83,7 +85,10 @@ class ServerClient:
         key = key or self._api_key
         limit_s = self.read_s if limit_s is None else limit_s
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        timeout = aiohttp.ClientTimeout(total=limit_s, connect=min(_CONNECT_S, limit_s))
+        bounded = limit_s != NO_LIMIT_S
+        timeout = aiohttp.ClientTimeout(
+            total=limit_s if bounded else None, connect=min(_CONNECT_S, limit_s) if bounded else _CONNECT_S
+        )
         asked = self._opened().request(
             method, self.url + path, json=body, headers=headers, timeout=timeout, allow_redirects=False
         )

@@ -7,9 +7,10 @@ somebody else's is neither used nor ended.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 import psutil
 
@@ -19,6 +20,9 @@ from workers.client import READ_S, ServerClient
 from workers.control import Control, Watched, launcher
 from workers.control.port import listener, taken
 from workers.llama.hung import ROUTER_HUNG_S, Silence
+from workers.patience import STALL_S, Patience, Signs, signs_of
+
+T = TypeVar("T")
 
 HUNG_STOP_MS = 2_000
 LISTENER_S = 10.0
@@ -31,11 +35,12 @@ BRISK_S = 1.0
 class Limits:
     """Seconds without any sign of progress after which a verb gives up.
 
-    `start_s`: nobody listens although the server was started; `settle_s`: what was asked for and is not seen yet;
-    `read_s`: an answer that costs the server nothing.
+    `load_s`: where no process can be seen, else `stall_s`; `start_s`: nobody listens although the server was started;
+    `settle_s`: what was asked for and is not seen yet; `read_s`: an answer that costs the server nothing.
     """
 
     load_s: float = 600.0
+    stall_s: float = STALL_S
     answer_s: float = 120.0
     start_s: float = 30.0
     settle_s: float = 10.0
@@ -59,6 +64,7 @@ class Kind:
         self._limits = limits or Limits()
         self._silence = Silence()
         self._loads = 0
+        self._said_loading = 0
         self._moved = asyncio.Event()
         self._owned = Owners()
         self._run: str | None = None
@@ -155,6 +161,18 @@ class Kind:
     def _is_foreign(self) -> bool:
         """Whether whoever answers at the address is not ours, though it should be."""
         return self._ours and self._control.alive() is False
+
+    def _patience(self, *, blind_s: float, answers: bool = False) -> Patience:
+        """With a load, or with a first answer, by its log and by what its processes do."""
+
+        async def signs() -> Signs:
+            return await signs_of(self._control.log_path(), tuple(self._owned.pids), self._said_loading)
+
+        return Patience(self._who, signs, blind_s=blind_s, stall_s=self._limits.stall_s, answers=answers)
+
+    async def _answered(self, call: Coroutine[None, None, T], *, blind_s: float) -> T:
+        """One call that may load, for as long as something moves; it has no limit of its own."""
+        return await self._patience(blind_s=blind_s, answers=True).over(call)
 
     def _hangs(self) -> bool:
         """Whether a server that is ours was asked for long, lives, loads nothing for us, and answered nothing."""

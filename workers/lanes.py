@@ -2,8 +2,9 @@
 
 Invariant: at most one command of a lane runs at a time, but saves of one token that wait together run side by side,
 and restores likewise, all of them marked before the first starts. A newer command ends an older one that only waits
-(drain, vacate) and refuses an older one of an earlier token that has not begun; anything else it waits for. It decides
-order only: what a command does and where its answer goes are functions it is given.
+(drain, vacate), has a load given up that it takes away again, and refuses an older one of an earlier token that has not
+begun; anything else it waits for. It decides order only: what a command does and where its answer goes are functions it
+is given.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from swapper.core.orders import Command, Report
 from swapper.core.types import Step
 from workers.marks import Lane as LaneKey
 from workers.marks import Pair
+from workers.patience import GIVEN_UP
 
 WAITING = frozenset({str(Step.DRAIN), str(Step.VACATE)})
 """Verbs that change nothing and only wait: a newer command of the lane ends them."""
@@ -75,11 +77,22 @@ class Executor(Protocol):
 
 @dataclass(slots=True)
 class _Running:
-    """A command that may be ended."""
+    """A command that may be ended, or a load (no `task`), which ends itself once it is given up."""
 
     command: Command
-    task: asyncio.Task[Report]
+    task: asyncio.Task[Report] | None = None
     overtaken_by: Pair | None = None
+    given_up: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def meet(self, newer: Command) -> None:
+        """A newer command of its lane has come."""
+        if pair(newer) <= pair(self.command):
+            return
+        if self.task is not None:
+            self.overtaken_by = pair(newer)
+            self.task.cancel()
+        elif newer.verb == Step.RELEASE:
+            self.given_up.set()
 
 
 @dataclass(slots=True)
@@ -94,12 +107,9 @@ class _Lane:
 
     def put(self, stored: Stored) -> None:
         self.arrivals += 1
-        newest = pair(stored.command)
-        heapq.heappush(self.queue, (newest, self.arrivals, stored))
-        running = self.running
-        if running and newest > pair(running.command):
-            running.overtaken_by = newest
-            running.task.cancel()
+        heapq.heappush(self.queue, (pair(stored.command), self.arrivals, stored))
+        if self.running is not None:
+            self.running.meet(stored.command)
         if self.worker is None:
             self.worker = asyncio.create_task(self._work(), name=f"lane {stored.command.tenant or stored.command.card}")
 
@@ -140,13 +150,27 @@ class _Lane:
 
     async def _carry_out(self, stored: Stored) -> None:
         command = stored.command
-        run = self._until_overtaken if command.verb in WAITING else self.executor.execute
+        run = self.executor.execute
+        if command.verb in WAITING:
+            run = self._until_overtaken
+        elif command.verb == Step.LOAD:
+            run = self._until_given_up
         await self.executor.settle(stored, await run(command))
 
     def _overtaker(self, command: Command) -> Pair | None:
         newest = max((waiting for waiting, *_ in self.queue), default=(0, 0))
-        overtaken = newest[0] > command.token or (newest > pair(command) and command.verb in WAITING)
+        away = command.verb == Step.LOAD and any(one.command.verb == Step.RELEASE for *_, one in self.queue)
+        overtaken = newest[0] > command.token or (newest > pair(command) and (command.verb in WAITING or away))
         return newest if overtaken else None
+
+    async def _until_given_up(self, command: Command) -> Report:
+        self.running = running = _Running(command)
+        before = GIVEN_UP.set(running.given_up)
+        try:
+            return await self.executor.execute(command)
+        finally:
+            GIVEN_UP.reset(before)
+            self.running = None
 
     async def _until_overtaken(self, command: Command) -> Report:
         task = asyncio.create_task(self.executor.execute(command), name=f"{command.verb} {command.tenant}")

@@ -13,7 +13,7 @@ import msgspec
 
 from swapper.errors import BackendError, BackendRefused
 from workers.backend import TenantState
-from workers.client import ServerClient, decoded
+from workers.client import NO_LIMIT_S, ServerClient, decoded
 from workers.control import Control
 from workers.kind import Limits
 from workers.several import Several
@@ -108,7 +108,8 @@ class LlamaSwap(Several):
     async def _bring(self, name: str, *, runs: bool) -> None:
         key = self._keys.get(name)
         try:
-            await self._http.get(f"/upstream/{quote(name, safe='/:')}/health", limit_s=self._limits.load_s, key=key)
+            call = self._http.get(f"/upstream/{quote(name, safe='/:')}/health", limit_s=NO_LIMIT_S, key=key)
+            await self._patience(blind_s=self._limits.load_s).over(call)
         except BackendRefused as refused:
             if refused.status == 404 and "model not found" in str(refused):
                 raise self._unknown(
@@ -117,7 +118,7 @@ class LlamaSwap(Several):
             if refused.status != 404:  # 404 of the model's own server: it has no such route
                 raise BackendRefused(f"{refused} (its log: {self._http.url}/logs)", refused.status) from refused
         if not runs:
-            await smallest_call(self._http, name, self._limits.answer_s, key)
+            await self._answered(smallest_call(self._http, name, NO_LIMIT_S, key), blind_s=self._limits.answer_s)
         await self._ask_context(name, key)
 
     async def _ask_context(self, name: str, key: str | None) -> None:

@@ -17,7 +17,7 @@ import psutil
 
 from swapper.errors import BackendDown, BackendRefused
 from workers.backend import TenantState
-from workers.client import ServerClient, decoded
+from workers.client import NO_LIMIT_S, ServerClient, decoded
 from workers.control import Control
 from workers.kind import Limits
 from workers.several import Several
@@ -143,7 +143,8 @@ class Ollama(Several):
 
     async def _ask(self, path: str, name: str, asked: Mapping[str, object]) -> None:
         body = {"model": name, "keep_alive": self._keep, **asked}
-        await self._http.post(path, body, limit_s=self._limits.load_s, key=self._keys.get(name))
+        call = self._http.post(path, body, limit_s=NO_LIMIT_S, key=self._keys.get(name))
+        await self._patience(blind_s=self._limits.load_s).over(call)
 
     async def _capabilities(self, name: str) -> list[str] | None:
         """What the model can do; None where an older Ollama does not tell. An unknown one is refused in words."""

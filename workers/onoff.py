@@ -13,14 +13,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from swapper.errors import BackendDown, BackendError, BackendRefused
+from swapper.errors import BackendError, BackendRefused, BackendStalled
 from workers.backend import Loaded, Owners, Quiesced, TenantState
 from workers.control import Phase, Seen, Watched
 from workers.control.launcher import boot_id
+from workers.patience import Patience, Signs, signs_of
 from workers.talkless import Talkless
 
 READY_S = 600.0
-"""What is not up so long after its start has failed."""
+"""What is not up has failed once nothing of it has moved for so long."""
+TURNING = 2
+"""So many times as long it may only compute or write its log: many wait in a loop for what never comes."""
 STOPPED_S = 15.0
 """What was stopped may be seen there so much longer."""
 _TAIL = 5
@@ -37,7 +40,7 @@ _STATES = {
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds a start may take, and in which what was stopped must be gone."""
+    """Seconds a start may take without progress, and in which what was stopped must be gone."""
 
     ready_s: float = READY_S
     stopped_s: float = STOPPED_S
@@ -128,18 +131,27 @@ class OnOff(Talkless):
         return Loaded(backend_ms=(loop.time() - began) * 1000)
 
     async def _up(self) -> None:
-        last = Seen(Phase.STARTING)
+        """What waits for something else at its start may be still for as long as one that nobody sees."""
+        told, last = 0, Seen(Phase.STARTING)
+
+        async def coming() -> None:
+            nonlocal told, last
+            async for _ in self._control.changes():
+                before, last = last, await self._control.look()
+                told += last != before
+                if last.phase is Phase.UP:
+                    return
+                if last.phase not in (Phase.STARTING, Phase.UNREACHABLE):
+                    raise BackendError(await self._why_not(last))
+
+        async def signs() -> Signs:
+            return await signs_of(self._control.log_path(), last.pids, told)
+
+        ready_s = self._times.ready_s
         try:
-            async with asyncio.timeout(self._times.ready_s):
-                async for _ in self._control.changes():
-                    last = await self._control.look()
-                    if last.phase is Phase.UP:
-                        break
-                    if last.phase not in (Phase.STARTING, Phase.UNREACHABLE):
-                        raise BackendError(await self._why_not(last))
-        except TimeoutError:
-            said = f": {last.why}" if last.why else ""
-            raise BackendDown(f"{self._tenant} is not up after {self._times.ready_s:g} s{said}") from None
+            await Patience(self._tenant, signs, blind_s=ready_s, stall_s=ready_s, turning=TURNING).over(coming())
+        except BackendStalled as stalled:
+            raise BackendStalled(f"{stalled}{': ' if last.why else ''}{last.why}") from stalled
 
     async def _take_back(self) -> None:
         """What did not come up does not stay: nobody would end it, and the next start would find it as it is."""

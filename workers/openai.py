@@ -16,7 +16,7 @@ import msgspec
 
 from swapper.errors import BackendDown, BackendError, BackendGone, BackendRefused
 from workers.backend import Loaded, Quiesced, TenantState
-from workers.client import ServerClient, decoded
+from workers.client import NO_LIMIT_S, ServerClient, decoded
 from workers.control import Control
 from workers.kind import HUNG_STOP_MS, Kind, Limits
 from workers.llama.hung import ROUTER_HUNG_S
@@ -268,9 +268,10 @@ class OpenAiServer(Kind):
             slept = self._rests and self._engine is not None and await self._engine.resting()
             if slept and self._engine is not None:
                 await self._http.fence()
-                await self._engine.wake(self._limits.load_s)
+                await self._patience(blind_s=self._limits.load_s).over(self._engine.wake(NO_LIMIT_S))
             if slept or before is not TenantState.LOADED:
-                await smallest_call(self._http, self._models[0], self._limits.answer_s)
+                call = smallest_call(self._http, self._models[0], NO_LIMIT_S)
+                await self._answered(call, blind_s=self._limits.answer_s)
         except BackendError:
             if self._ours and before is not TenantState.LOADED:  # left there, it would be taken for one that answers
                 with suppress(BackendError):
@@ -286,13 +287,11 @@ class OpenAiServer(Kind):
         return Loaded(backend_ms=(loop.time() - began) * 1000)
 
     async def _listening(self) -> None:
-        """Wait until it lists its models, for as long as its log grows, and see that ours are among them.
+        """Wait until it lists its models, as long as there is progress, and see that ours are among them.
 
         One that is not ours may say for as long that it loads, and be silent for `start_s`.
         """
-        loop = asyncio.get_running_loop()
-        said, quiet_since = self._log(), loop.time()
-        limit_s = self._limits.load_s if self._ours else self._limits.start_s
+        patience = self._patience(blind_s=self._limits.load_s if self._ours else self._limits.start_s)
         async for _ in self.looks():
             await self._look_at_control()
             if self._ours and self._control.alive() is False:
@@ -302,16 +301,13 @@ class OpenAiServer(Kind):
             except BackendRefused as refused:
                 if refused.status != _LOADING:
                     raise
-                quiet_since = quiet_since if self._ours else loop.time()
+                self._said_loading += not self._ours
             except BackendDown as down:
                 if not self._ours and isinstance(down, BackendGone):
                     raise
             else:
                 return self._serves(listed)
-            if (now := self._log()) != said:
-                said, quiet_since = now, loop.time()
-            if loop.time() - quiet_since >= limit_s:
-                raise BackendDown(f"{self._who} makes no progress in loading for {limit_s:.0f} s")
+            await patience.look()
         raise AssertionError("unreachable: the looks do not end")
 
     def _serves(self, listed: list[str] | None) -> None:
@@ -321,13 +317,6 @@ class OpenAiServer(Kind):
             raise BackendRefused(
                 f"{text}; write one of these under models of {self._tenant}, or start it with ours", 404
             )
-
-    def _log(self) -> object:
-        path = self._control.log_path()
-        try:
-            return path.stat().st_size if path is not None else None
-        except OSError:
-            return None
 
     async def _why_not(self) -> str:
         status = None

@@ -22,6 +22,8 @@ WHO = "vLLM"
 HOW = "start it with --enable-sleep-mode and with VLLM_SERVER_DEV_MODE=1 in its environment"
 _COUNTS = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 _PAUSE_S = 0.1
+SETTLE_S = 10.0
+"""What was answered and is not seen, where whoever asks waits without a limit."""
 
 
 class _Sleeping(msgspec.Struct):
@@ -115,7 +117,7 @@ class Vllm:
 
     async def _until(self, *, sleeping: bool, limit_s: float) -> None:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + limit_s
+        deadline = loop.time() + (limit_s or SETTLE_S)
         while await self.sleeps() is not sleeping:
             if loop.time() >= deadline:
                 said = "was put to sleep and is awake" if sleeping else "was woken and still sleeps"

@@ -46,7 +46,7 @@ async def test_an_unexpected_error_is_reported_and_the_lane_goes_on(
     monkeypatch.setattr(supervise, "log", said)
     backend.errors["load llama/med"] = KeyError("slot")
     async with running():
-        await link.send(command("load", 9, 1), command("release", 9, 2, limit_ms=60_000))
+        await link.send(command("load", 9, 1), command("save", 9, 2, slot=0, name="a.bin"))
         report = await link.answer(9, 1)
         assert (await link.answer(9, 2)).outcome == "ok"
     assert (report.outcome, report.detail) == ("failed", "load llama/med: KeyError: 'slot'")

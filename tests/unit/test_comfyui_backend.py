@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swapper.errors import BackendDown, BackendError, BackendGone, BackendRefused
+from swapper.errors import BackendError, BackendGone, BackendRefused, BackendStalled
 from tests.support.comfyprocess import ROOT, ComfyProcess, prompt
 from workers.backend import SaveArgs, SaveUnsupported, TenantState
 from workers.comfyui.server import ComfyUI, Limits
@@ -268,7 +268,7 @@ async def test_one_that_does_not_come_to_answer_is_ended_and_the_next_load_start
     watched, marker = WatchedProcess(control), tmp_path / "marker"
     backend = ComfyUI("http://127.0.0.1:9", tenant=ME, control=watched, marker=marker, limits=limits)
     try:
-        with pytest.raises(BackendDown, match=r"comfyui does not answer 0.2 s after its start"):
+        with pytest.raises(BackendStalled, match=r"comfyui makes no progress in loading for 0.2 s: it neither"):
             await backend.load(ME)
         assert (control.pid(), await state(backend)) == (None, TenantState.UNLOADED)
     finally:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from swapper.errors import BackendDown, BackendError, BackendRefused
+from swapper.errors import BackendError, BackendRefused, BackendStalled
 from tests.support import fake_kinds
 from tests.support.fake_control import FakeControl
 from tests.support.fake_kind import FakeKind, OpenAi, Starter
@@ -124,7 +124,7 @@ async def test_a_server_of_somebody_else_that_says_nothing_is_not_waited_for_as_
     backend = OpenAiServer(http, tenant="s", models=["m"], control=control, ours=False, limits=limits)
     async with running(fake, backend):
         fake.hangs = True
-        with pytest.raises(BackendDown, match="no progress"):
+        with pytest.raises(BackendStalled, match="no progress"):
             await backend.load("s")
 
 
@@ -337,7 +337,7 @@ async def test_one_that_says_it_is_awake_and_answers_no_call_fails_in_time_and_s
     )
     async with running(fake, backend):
         await backend.release("s", limit_ms=1_000)
-        with pytest.raises(BackendDown, match="does not answer /v1/chat/completions"):
+        with pytest.raises(BackendStalled, match="no progress in its first answer"):
             await backend.load("s")
         assert await backend.observe() == {"s": TenantState.UNLOADED}
 

@@ -14,7 +14,7 @@ from swapper.coordinator import Coordinator
 from swapper.core.orders import Report, answer_to
 from swapper.core.spec import CardSpec, PolicySpec, Spec
 from swapper.core.types import LeaseRequest, LeaseState, WorkClass
-from swapper.errors import BackendDown, BackendError, BackendGone
+from swapper.errors import BackendDown, BackendError, BackendGone, BackendStalled
 from swapper.store.memory import MemoryStore
 from tests.support.fake_child import ChildGone, Pace
 from tests.support.fake_faults import Fault, Kind, Verb
@@ -52,7 +52,7 @@ def now() -> float:
 @virtual
 async def test_a_load_without_progress_ends_at_its_limit(tmp_path: Path) -> None:
     async with backed(tmp_path, pace=Pace(load_s=600)) as (_, backend):
-        with pytest.raises(BackendDown, match="no progress"):
+        with pytest.raises(BackendStalled, match="no progress"):
             await backend.load(ALPHA)
         assert 20 <= now() < 25
 

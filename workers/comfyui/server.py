@@ -23,6 +23,7 @@ from workers.comfyui.http import ComfyHttp
 from workers.comfyui.marker import Marker
 from workers.control import Phase, Seen, Watched
 from workers.control.pulse import Pulse
+from workers.patience import Patience, Signs, signs_of
 from workers.talkless import Talkless
 
 log = structlog.stdlib.get_logger(__name__)
@@ -240,13 +241,10 @@ class ComfyUI(Talkless):
         await self._http.fence()
         try:
             await self._control.ensure()
-            async with asyncio.timeout(self._limits.load_s):
-                await self._until(self._answers)
+            patience = Patience(self._tenant, self._signs, blind_s=self._limits.load_s)
+            await patience.over(self._until(self._answers))
             self._seen = await self._control.look()
             await self._note(self._seen.run, loaded=True)
-        except TimeoutError:
-            await self._take_back()
-            raise BackendDown(f"{self._tenant} does not answer {self._limits.load_s:g} s after its start") from None
         except BackendError:
             await self._take_back()
             raise
@@ -261,8 +259,11 @@ class ComfyUI(Talkless):
             await self._control.stop(self._grace_ms)
             await self._forget()
 
+    async def _signs(self) -> Signs:
+        return await signs_of(self._control.log_path(), self._seen.pids)
+
     async def _answers(self) -> bool:
-        seen = await self._control.look()
+        self._seen = seen = await self._control.look()
         if seen.phase in _GONE:
             raise BackendError(await self._why_not(seen))
         try:

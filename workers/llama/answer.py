@@ -28,17 +28,17 @@ class _Completion(msgspec.Struct):
     id_slot: int = 0
 
 
-async def smallest_answer(http: RouterHttp, model: Model, limit_s: float) -> None:
-    """One token, one embedding or one ranking; raises BackendError when the model does not answer within `limit_s`."""
+async def smallest_answer(http: RouterHttp, model: Model) -> None:
+    """One token, one embedding or one ranking, however long that takes; raises BackendError when there is none."""
     args = Args.of(model.status.args)
     if args.matching("--rerank"):
         body: dict[str, object] = {**http.named(model.id), "query": _PROMPT, "documents": [_PROMPT]}
-        await http.post("/v1/rerank", body, limit_s=limit_s)
+        await http.post("/v1/rerank", body)
     elif args.matching("--embedding"):
         # Not /v1/embeddings: that one refuses a model without pooling.
-        await http.post("/embedding", {**http.named(model.id), "content": _PROMPT}, limit_s=limit_s)
+        await http.post("/embedding", {**http.named(model.id), "content": _PROMPT})
     else:
-        await _wipe(http, model.id, await _one_token(http, model.id, limit_s))
+        await _wipe(http, model.id, await _one_token(http, model.id))
         return
     with contextlib.suppress(BackendRefused):  # 501: without --slots nobody can know what a slot holds
         for slot in await http.slots(model.id):  # these answers do not tell theirs
@@ -46,11 +46,11 @@ async def smallest_answer(http: RouterHttp, model: Model, limit_s: float) -> Non
                 await _wipe(http, model.id, slot.id)
 
 
-async def _one_token(http: RouterHttp, model: str, limit_s: float) -> int:
+async def _one_token(http: RouterHttp, model: str) -> int:
     """The slot that answered."""
     asked: dict[str, object] = {"prompt": _PROMPT, "n_predict": 1, "cache_prompt": False, "seed": _SEED}
     body = {**http.named(model), **asked}
-    answer = await http.post("/completion", body, limit_s=limit_s)
+    answer = await http.post("/completion", body)
     return msgspec.json.decode(answer, type=_Completion).id_slot
 
 

@@ -135,12 +135,12 @@ class Conversations:
         return Quiesced(used, strategies=await self._ways(None, run), costs=costs)
 
     async def readied(self, tenant: str, model: Model, *, fresh: bool) -> Loaded:
-        """What a loaded model can take back; one that is `fresh` proves that it answers."""
+        """What a loaded model can take back; one that is `fresh` proves that it answers, for which the caller waits."""
         fingerprint = await self._fingerprint(model)
         snapshots = await self._keeper.listing(tenant, fingerprint, model.run) if self._keeper is not None else ()
         run = await self.run(model)
         if fresh:  # not beside the above: on a CPU the model's threads spin, and every other one then delays them
-            await smallest_answer(self._http, model, self._limits.answer_s)
+            await smallest_answer(self._http, model)
             run.ours = True
             run.arrived.clear()  # it may have been asleep, which empties its slots
         return Loaded(

@@ -25,6 +25,7 @@ class _Event(msgspec.Struct):
     class Data(msgspec.Struct):
         status: str = ""
 
+    model: str = ""
     data: Data = msgspec.field(default_factory=Data)
 
 
@@ -37,6 +38,8 @@ class RouterEvents:
         self._moved = asyncio.Event()
         self.seq = 0
         self.turns = 0
+        self.steps: dict[str, int] = {}
+        """How often each model was said to be a step further on its way."""
         self.standing = False
 
     def open(self) -> None:
@@ -99,11 +102,14 @@ class RouterEvents:
             self._pulse()
             async for line in response.content:
                 if line.startswith(b"data:"):
-                    self._pulse(turn=not _on_its_way(line[5:]))
+                    self._pulse(turn=not self._on_its_way(line[5:]))
 
-
-def _on_its_way(event: bytes) -> bool:
-    try:
-        return msgspec.json.decode(event, type=_Event).data.status == "loading"
-    except msgspec.DecodeError:
-        return False
+    def _on_its_way(self, text: bytes) -> bool:
+        try:
+            event = msgspec.json.decode(text, type=_Event)
+        except msgspec.DecodeError:
+            return False
+        if event.data.status != "loading":
+            return False
+        self.steps[event.model] = self.steps.get(event.model, 0) + 1
+        return True

@@ -8,18 +8,20 @@ while their stream does not stand.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from swapper.errors import BackendDown, BackendError, BackendGone, BackendRefused
 from workers.backend import TenantState
-from workers.llama.child import Child, gone
+from workers.llama.child import Child, find_child, gone
 from workers.llama.events import RouterEvents
 from workers.llama.http import Model, RouterHttp
 from workers.llama.known import Known, state_of
 from workers.llama.why import reasons
+from workers.patience import STALL_S, Patience, Signs, signs_of, wanted
 
 T = TypeVar("T")
 
@@ -63,15 +65,22 @@ class Control(Protocol):
 class Limits:
     """Seconds without any sign of progress after which a verb gives up.
 
-    `admit_s`: the router keeps saying `limit`; `start_s`: no router is there and one is being started.
+    `load_s`: where no process can be seen, else `stall_s`; `admit_s`: the router keeps saying `limit`; `start_s`: no
+    router is there and one is being started.
     """
 
     load_s: float = 600.0
+    stall_s: float = STALL_S
     save_s: float = 120.0
     restore_s: float = 300.0
     answer_s: float = 120.0
     admit_s: float = 60.0
     start_s: float = 30.0
+
+    def patience(self, what: str, signs: Callable[[], Awaitable[Signs]], *, answers: bool) -> Patience:
+        """With a load, or with a first answer."""
+        blind_s = self.answer_s if answers else self.load_s
+        return Patience(what, signs, blind_s=blind_s, stall_s=self.stall_s, answers=answers)
 
 
 LONG_AGO = -1
@@ -147,6 +156,7 @@ class Lifecycle:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._limits.admit_s
         while True:
+            wanted(name)
             turn = self._events.turns
             try:
                 await self._http.load(name)
@@ -164,22 +174,37 @@ class Lifecycle:
             raise
 
     async def loaded(self, name: str, turn: int = LONG_AGO) -> Model:
-        """Wait until a model that is being loaded is there; the first look waits for a turn after `turn`."""
-        loop = asyncio.get_running_loop()
-        heard, quiet_since = self._events.seq, loop.time()
+        """Wait until a model that is being loaded is there; the first look waits for a turn after `turn`.
+
+        Raises BackendStalled where it makes no progress.
+        """
+        patience = self.patience(name)
         while True:
             turn = await self._events.turn(turn)
-            if self._events.seq != heard:
-                heard, quiet_since = self._events.seq, loop.time()
             model = await self._known.look(name)
             match state_of(model):
                 case TenantState.LOADED | TenantState.SLEEPING if model is not None:
                     return model
                 case TenantState.LOADING:
-                    if loop.time() - quiet_since >= self._limits.load_s:
-                        raise BackendDown(f"{name} makes no progress in loading for {self._limits.load_s:.0f} s")
+                    await patience.look()
                 case _:
                     raise BackendError(await self._why_not(name, model))
+
+    def patience(self, name: str, *, answers: bool = False) -> Patience:
+        """With a load of this model, or with its first answer: by what its router tells, and what its process does."""
+        child: Child | None = None
+        id_ = name
+
+        async def signs() -> Signs:
+            nonlocal child, id_
+            if child is None or not child.alive():
+                with suppress(BackendError):
+                    model = await self._known.look(name)
+                    id_ = name if model is None else model.id
+                    child = None if model is None else await asyncio.to_thread(find_child, id_, model.run)
+            return await signs_of(None, () if child is None else (child.pid,), self._events.steps.get(id_, 0))
+
+        return self._limits.patience(name, signs, answers=answers)
 
     async def _why_not(self, name: str, model: Model | None) -> str:
         if model is None:

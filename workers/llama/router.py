@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from swapper.errors import BackendDown, BackendError, BackendGone, BackendRefused
+from swapper.errors import BackendDown, BackendError, BackendGone, BackendRefused, BackendStalled
 from workers.backend import Loaded, Owners, Quiesced, Restored, Room, SaveArgs, Saved, TenantState
 from workers.control import refreshed
 from workers.control.port import taken
@@ -33,6 +33,8 @@ from workers.llama.told import Told
 
 _START_POLL_S = 0.05
 _HUNG_STOP_MS = 2_000
+STOP_S = 15.0
+"""What is taken back ends by itself within this; a router's own limit for it is 10 s by default."""
 _STANDING = frozenset({TenantState.LOADED, TenantState.SLEEPING})
 
 
@@ -229,16 +231,27 @@ class LlamaRouter:
         began = loop.time()
         await self._refuse_foreign()
         await self._talks.read_ahead(tenant)
-        model, fresh = await self._brought(name)
         try:
-            loaded = await self._talks.readied(tenant, model, fresh=fresh)
+            model, fresh = await self._brought(name)
+        except BackendStalled:
+            await self._take_back(name)
+            raise
+        try:
+            answers = self._lifecycle.patience(name, answers=True)
+            loaded = await answers.over(self._talks.readied(tenant, model, fresh=fresh))
         except BackendError:
             if fresh:  # it listens and does not answer: left there, it would be taken for one that does
-                with suppress(BackendError):
-                    await self._lifecycle.unload(name, (await self._talks.run(model)).child, self._limits.answer_s)
+                await self._take_back(name)
             raise
         self._released.discard(name)
         return replace(loaded, backend_ms=(loop.time() - began) * 1000)
+
+    async def _take_back(self, name: str) -> None:
+        """What does not come up does not stay: the next load would only find it as it is."""
+        with suppress(BackendError):
+            model = await self._known.look(name)
+            if model is not None:
+                await self._lifecycle.unload(name, (await self._talks.run(model)).child, STOP_S)
 
     async def _once_up(self, name: str) -> Model | None:
         """Ask for the load; a router that is being started (again) gets its time to come up first."""
@@ -273,7 +286,7 @@ class LlamaRouter:
         if model is not None and state_of(model) is TenantState.LOADED:
             return model, not await answer_over(self._http, model.id, self._limits.answer_s)
         if model is not None and state_of(model) is TenantState.SLEEPING:  # the answer wakes it, with empty slots
-            await smallest_answer(self._http, model, self._limits.answer_s)
+            await self._lifecycle.patience(name, answers=True).over(smallest_answer(self._http, model))
         return await self._lifecycle.loaded(name), True
 
     def _state(self, model: Model | None) -> TenantState:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from swapper.errors import BackendDown, BackendError, BackendGone, BackendRefused
+from swapper.errors import BackendError, BackendGone, BackendRefused, BackendStalled
 from workers.backend import Loaded, Owners, Quiesced, Restored, Room, SaveArgs, Saved, TenantState
 from workers.control import Control, ExitStatus, Watched, refreshed
 from workers.llama.answer import answer_over, smallest_answer
@@ -28,6 +28,7 @@ from workers.llama.slots import Keep
 from workers.llama.standing import Standing
 from workers.llama.told import Told
 from workers.llama.why import reasons
+from workers.patience import Patience, Signs, log_size, signs_of
 
 _POLL_S = 0.02
 _LOG_BYTES = 256 << 10
@@ -213,18 +214,36 @@ class LlamaServer:
         loop = asyncio.get_running_loop()
         began = loop.time()
         await self._talks.read_ahead(tenant)
-        model, fresh = await self._brought(name)
         try:
-            loaded = await self._talks.readied(tenant, model, fresh=fresh)
+            model, fresh = await self._brought(name)
+        except BackendStalled:
+            await self._take_back()
+            raise
+        try:
+            answers = self._patience(name, answers=True)
+            loaded = await answers.over(self._talks.readied(tenant, model, fresh=fresh))
         except BackendError:
-            if fresh and self._ours:  # it listens and does not answer: left there, it would be taken for one that does
-                with suppress(BackendError):
-                    await self._control.stop()
+            if fresh:  # it listens and does not answer: left there, it would be taken for one that does
+                await self._take_back()
             raise
         finally:
             self._pulse()
         self._stopped = False
         return replace(loaded, backend_ms=(loop.time() - began) * 1000)
+
+    async def _take_back(self) -> None:
+        if self._ours:
+            with suppress(BackendError):
+                await self._control.stop()
+
+    def _patience(self, name: str, *, answers: bool = False) -> Patience:
+        """With its load, or its first answer, by its log and by what its process does."""
+
+        async def signs() -> Signs:
+            process = await asyncio.to_thread(self._standing.process)
+            return await signs_of(self._control.log_path(), () if process is None else (process.pid,))
+
+        return self._limits.patience(name, signs, answers=answers)
 
     async def _brought(self, name: str) -> tuple[Model, bool]:
         """Have the model loaded; False: it was already, and answers: a call might push a conversation out of it."""
@@ -240,15 +259,14 @@ class LlamaServer:
         await self._control.ensure()
         model = await self._up(name, began_at)
         if state_of(model) is TenantState.SLEEPING:  # the answer wakes it, with empty slots
-            await smallest_answer(self._http, model, self._limits.answer_s)
+            await self._patience(name, answers=True).over(smallest_answer(self._http, model))
             return await self._up(name, began_at), True
         was_there = state_of(before) is TenantState.LOADED and before.run == model.run
         return model, not (was_there and await answer_over(self._http, model.id, self._limits.answer_s))
 
     async def _up(self, name: str, began_at: int) -> Model:
-        """Wait until the model is loaded, for as long as the server's log grows; `began_at` is where its log begins."""
-        loop = asyncio.get_running_loop()
-        said, quiet_since = self._log_size(), loop.time()
+        """Wait until the model is loaded, as long as there is progress; `began_at` is where its log begins."""
+        patience = self._patience(name)
         while True:
             if self._ours and self._control.alive() is False:
                 await refreshed(self._control)
@@ -257,18 +275,11 @@ class LlamaServer:
             model = await self._standing.look(name)
             if model is not None and state_of(model) in (TenantState.LOADED, TenantState.SLEEPING):
                 return model
-            if (size := self._log_size()) != said:
-                said, quiet_since = size, loop.time()
-            if loop.time() - quiet_since >= self._limits.load_s:
-                raise BackendDown(f"{name} makes no progress in loading for {self._limits.load_s:.0f} s")
+            await patience.look()
             await asyncio.sleep(_POLL_S)
 
     def _log_size(self) -> int:
-        path = self._control.log_path()
-        try:
-            return path.stat().st_size if path is not None else 0
-        except OSError:
-            return 0
+        return log_size(self._control.log_path())
 
     async def _why_not(self, began_at: int) -> str:
         path = self._control.log_path()
