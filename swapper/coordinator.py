@@ -15,7 +15,7 @@ from typing import cast
 
 import structlog
 
-from swapper.core import clock, machine, reuse, rollback, tend, turn, unused, watchdog
+from swapper.core import abandoned, clock, machine, reuse, rollback, tend, turn, unused, watchdog
 from swapper.core.apply import apply
 from swapper.core.commit import Alert, AlertKind, Commit, Committed
 from swapper.core.orders import Command, Report
@@ -170,6 +170,7 @@ class Coordinator:
             if followed_ms:
                 self.seen.idle_since.update({card: ms + followed_ms for card, ms in self.seen.idle_since.items()})
                 self.seen.used.update({tenant: ms + followed_ms for tenant, ms in self.seen.used.items()})
+                self.seen.unwanted.update({card: ms + followed_ms for card, ms in self.seen.unwanted.items()})
                 self.seen.watches.update({card: one.later(followed_ms) for card, one in self.seen.watches.items()})
             self._token = max(self._token, world.token)
             self._looked, self._world = look, world
@@ -318,6 +319,7 @@ class Coordinator:
             else:
                 self.seen.idle_since.setdefault(name, world.now_ms)
         unused.note(world, self._spec, self.seen.used)
+        abandoned.note(world, self._spec, self.seen.unwanted)
         return turn.decide(world, self._spec, self.seen, answers, lambda: self._new_id("sw"))
 
     async def _decide(self, decide: Callable[[World], Commit | None]) -> bool:

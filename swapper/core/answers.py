@@ -15,7 +15,7 @@ from swapper.core.commit import AlertKind, LeaseChange
 from swapper.core.conversations import Conversation, ProofResult, Strategy
 from swapper.core.draft import Draft
 from swapper.core.orders import Command, Report
-from swapper.core.steps import advance, enter, prove_free
+from swapper.core.steps import advance, begun, enter, prove_free
 from swapper.core.types import Failure, Fault, LeaseState, Step, StepOutcome
 
 FIRST_REST_MS = 30_000
@@ -180,6 +180,8 @@ def _released(draft: Draft, command: Command, report: Report) -> None:
     elif report.detail is not None:
         draft.finish(Step.RELEASE, command.tenant, detail=report.detail)
     tenant, card = command.tenant, draft.card
+    if draft.swap.back:  # a load that was given up: it held nothing, and what is saved of it waits on
+        return
     kept = (c for c in draft.swap.conversations if c.tenant == tenant and c.saved)
     saved = (*(c for c in card.saved if c.tenant != tenant), *kept)
     draft.card = replace(card, residents=tuple(t for t in card.residents if t != tenant), saved=saved)
@@ -221,7 +223,11 @@ def _loaded(draft: Draft, command: Command, report: Report) -> None:
                 return
         _load_failed(draft, tenant, reason)
         return
-    draft.card = replace(draft.card, failed={t: f for t, f in draft.card.failed.items() if t != tenant})
+    draft.card = replace(
+        draft.card,
+        failed={t: f for t, f in draft.card.failed.items() if t != tenant},
+        loads={**draft.card.loads, tenant: _took(draft, tenant)},
+    )
     keeping.learn(draft, tenant, report.data)
     offered = cast("Sequence[Mapping[str, object]]", report.data.get("snapshots", ()))
     others = [c for c in draft.swap.conversations if c.tenant != tenant]
@@ -231,6 +237,12 @@ def _loaded(draft: Draft, command: Command, report: Report) -> None:
     draft.update(conversations=(*others, *back))
     comeback.loaded_anew(draft, tenant)
     periodic.put_off(draft, tenant)
+
+
+def _took(draft: Draft, tenant: str) -> int:
+    """Milliseconds since its load began."""
+    began = [r.started_ms for r in draft.swap.steps if (r.step, r.tenant) == (Step.LOAD, tenant)]
+    return draft.now - max(began, default=draft.now)
 
 
 def _ran_out(draft: Draft, tenant: str) -> None:
@@ -292,7 +304,10 @@ def _opened(draft: Draft, command: Command, report: Report) -> None:
 
 
 def compensate(draft: Draft, reason: str) -> None:
-    """Turn back. Before the release: reopen, nothing was lost. After it: those who left are loaded and restored."""
+    """Turn back. Before the release: reopen, nothing was lost. After it: those who left are loaded and restored.
+
+    What is being loaded is sent away first.
+    """
     give_up(draft, reason)
     swap = draft.swap
     released = any(r.step is Step.RELEASE for r in swap.steps)
@@ -301,7 +316,10 @@ def compensate(draft: Draft, reason: str) -> None:
     draft.update(back=True, grants=False, to=to, pending=(), reason=reason, conversations=kept)
     for record in swap.steps:
         draft.finish(record.step, record.tenant, StepOutcome.COMPENSATED)
-    enter(draft, Step.VACATE if released else Step.OPEN)
+    if begun(draft.swap):
+        enter(draft, Step.RELEASE)
+    else:
+        enter(draft, Step.VACATE if released else Step.OPEN)
 
 
 def go_on_by_force(draft: Draft, why: str) -> None:

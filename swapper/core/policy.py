@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from swapper.core import plan
 from swapper.core.errand import MANUAL, Errand, Verb
 from swapper.core.spec import Spec, TenantSpec
-from swapper.core.types import Card, Demand, Hold, Lease, LeaseState, WorkClass, World
+from swapper.core.types import Card, Demand, Hold, Lease, LeaseState, Swap, WorkClass, World
 from swapper.core.unused import TTL
 
 WATCHDOG = "watchdog"
@@ -138,6 +138,24 @@ def leases_for(world: World, spec: Spec, card: str) -> list[Lease]:
     return sorted(fitting, key=lambda lease: (lease.request.klass.rank, lease.seq))
 
 
+def _called(tenant: str) -> str:
+    """The cause of a swap that brings what calls wait for."""
+    return f"model {tenant}"
+
+
+def for_calls(swap: Swap) -> bool:
+    """Whether calls of the model it brings are all it is for."""
+    return len(swap.to) == 1 and swap.cause == _called(swap.to[0])
+
+
+def others_wait(world: World, spec: Spec, card: Card, but: Collection[str]) -> bool:
+    """Whether leases, calls of other models than those, or what is asked for by hand wait for the card."""
+    if any(errand.card == card.name for errand in world.errands):
+        return True
+    calls = (d.tenant for d in world.demand if d.waiting and d.tenant not in but)
+    return bool(leases_for(world, spec, card.name)) or any(_loadable(world, spec, card, t) for t in calls)
+
+
 def _waiting(world: World, spec: Spec, card: Card) -> Iterable[_Waiting]:
     arrived: dict[int, int] = {}  # never before who came before it, wherever the clock went meanwhile
     for lease in leases_for(world, spec, card.name):
@@ -175,7 +193,7 @@ def _serve(world: World, spec: Spec, card: Card, candidate: _Waiting) -> Choice 
             return None
         return _to_lease(world, spec, card, candidate.lease)
     assert candidate.tenant is not None
-    cause = f"model {candidate.tenant}" if candidate.errand is None else MANUAL
+    cause = _called(candidate.tenant) if candidate.errand is None else MANUAL
     more = _crowded(card, candidate.tenant)
     if card.return_to and candidate.tenant in card.return_to and not more and candidate.errand is None:
         arriving = _that_fit(world, spec, card, (t for t in card.return_to if t not in card.unused))
@@ -328,7 +346,7 @@ def _come_back(world: World, spec: Spec, card: Card, idle_since_ms: int, *, busy
     owed = [t for t in card.return_to or () if t not in away and _loadable(world, spec, card, t)]
     defaults = [t.id for t in spec.tenants.values() if t.default and t.card == card.name and t.id not in away]
     idle = not busy and world.now_ms - idle_since_ms >= spec.policy.idle_restore_ms
-    idle = idle and not _running(world.demand, card)
+    idle = idle and not _in_use(world.demand, card)
     keep = {*(card.return_to or ()), *defaults}
     cause = f"lease {card.return_lease}" if card.return_lease else "recovery"
     choice = _bring(world, spec, card, Choice(cause, arriving=tuple(owed), lease=card.return_lease), keep, idle=idle)
@@ -351,5 +369,5 @@ def _bring(world: World, spec: Spec, card: Card, wish: Choice, keep: Collection[
     return replace(wish, leaving=leaving, arriving=missing) if leaving else None
 
 
-def _running(demand: Iterable[Demand], card: Card) -> bool:
-    return any(d.running for d in demand if d.tenant in card.residents)
+def _in_use(demand: Iterable[Demand], card: Card) -> bool:
+    return any(d.running or d.waiting for d in demand if d.tenant in card.residents)

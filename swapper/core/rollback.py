@@ -54,7 +54,7 @@ def retoken(world: World, spec: Spec, card: Card, token: int) -> Commit | None:
 
 def _leaving(swap: Swap) -> bool:
     """Whether it sends tenants away and has not yet seen them go."""
-    return swap.tends is None and swap.stage in (*BEFORE_RELEASE, Step.RELEASE)
+    return swap.tends is None and not swap.back and swap.stage in (*BEFORE_RELEASE, Step.RELEASE)
 
 
 def _leave_anew(draft: Draft, token: int, above: int = 0) -> None:

@@ -198,8 +198,14 @@ def _begin_save(draft: Draft) -> None:
             keeping.recall(draft, tenant)
 
 
+def begun(swap: Swap) -> tuple[str, ...]:
+    """Whose load was given up on the way: each has to leave before anybody comes."""
+    loads = (r for r in swap.steps if r.step is Step.LOAD and r.outcome is StepOutcome.COMPENSATED)
+    return tuple(dict.fromkeys(r.tenant for r in loads if r.tenant is not None and r.tenant not in swap.to))
+
+
 def _begin_release(draft: Draft) -> None:
-    for tenant in draft.swap.from_:
+    for tenant in begun(draft.swap) if draft.swap.back else draft.swap.from_:
         draft.record(Step.RELEASE, tenant)
         draft.command(draft.agent_of(tenant), Step.RELEASE, tenant, {"limit_ms": RELEASE_LIMIT_MS})
 
@@ -209,11 +215,12 @@ def prove_free(draft: Draft) -> None:
 
     Who was not seen to leave at its release has to be seen gone now: room that is set aside for another is no proof.
     """
-    stay = {r.tenant for r in draft.swap.steps if r.step is Step.RELEASE and r.outcome is StepOutcome.FAILED}
+    failed = (r for r in draft.swap.steps if r.step is Step.RELEASE and r.outcome is StepOutcome.FAILED)
+    stay = dict.fromkeys(r.tenant for r in failed)
     args = {
         "need_mib": plan.vacate_need(draft.spec, draft.card, draft.swap),
         "arriving": list(draft.swap.to),
-        "leaving": [t for t in draft.swap.from_ if t in stay and t not in draft.swap.to],
+        "leaving": [t for t in stay if t not in draft.swap.to],
         "stays": [h.lease for h in draft.card.holds if h.granted],
         "departed": [asdict(d) for d in draft.card.departed],
         "holding": [

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from swapper.core import byhand, intruder, machine, periodic, policy, unused, watchdog
+from swapper.core import abandoned, byhand, intruder, machine, periodic, policy, unused, watchdog
 from swapper.core.apply import apply
 from swapper.core.commit import Commit
 from swapper.core.orders import Report
@@ -31,6 +31,7 @@ class Seen:
     `idle_since`: card -> since when no call runs or waits, ms. `used`: tenant with a ttl -> when it was used last, ms.
     `watches`: card -> what its readings showed so far. `troubles`: executor -> server -> why it could not be started.
     `contexts`: tenant -> model at its server -> tokens that a call may have; `inputs`: likewise what it takes.
+    `unwanted`: card -> since when nobody waits for what its swap brings, ms.
     """
 
     hosts: set[str] = field(default_factory=set[str])
@@ -43,6 +44,8 @@ class Seen:
     contexts: dict[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
     inputs: dict[str, Mapping[str, Sequence[str]]] = field(default_factory=dict[str, Mapping[str, Sequence[str]]])
     troubles: dict[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+
+    unwanted: dict[str, int] = field(default_factory=dict[str, int])
 
     def why_not_started(self) -> dict[str, str]:
         """Of every host: server -> why it could not be started."""
@@ -125,6 +128,7 @@ class _Fold:
         card = card_of(self.world, name)
         silent = [tenant for tenant, state in self._seen.states.items() if state == "unreachable"]
         due = machine.on_time(self.world, self._spec, card, silent) or byhand.due(self.world, self._spec, card)
+        due = due or abandoned.due(self.world, self._spec, card, self._seen.unwanted.get(name))
         if due is None and self._fresh(card):
             tenants = _tenants_of(self._spec, name)
             states = {t: s for t, s in self._seen.states.items() if t in tenants}

@@ -268,7 +268,8 @@ class Card:
     of residents that had to make room for others since the load, and are on disk. `intruders`: who is foreign on it and
     was told of. `overruns`: tenants over their need, or that something was done about. `needs`: what was measured.
     `unused`: who left because nobody used it, or by hand, and comes back only when it is asked for. `pinned`: who is
-    sent away for nobody's calls, loads or leases, but by hand or for maintenance.
+    sent away for nobody's calls, loads or leases, but by hand or for maintenance. `loads`: what each tenant's last load
+    took, ms.
     """
 
     name: str
@@ -291,6 +292,7 @@ class Card:
     needs: Mapping[str, Need] = field(default_factory=dict[str, Need])
     unused: tuple[str, ...] = ()
     pinned: tuple[str, ...] = ()
+    loads: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @property
     def whole(self) -> Hold | None:

@@ -13,14 +13,14 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from swapper.core import machine, plan, tend, turn
+from swapper.core import abandoned, machine, plan, tend, turn
 from swapper.core.commit import Commit
 from swapper.core.errand import Verb
 from swapper.core.keeping import RECALL
 from swapper.core.orders import Report
 from swapper.core.spec import Spec
 from swapper.core.steps import PLACED
-from swapper.core.types import Card, LeaseState, Step, World
+from swapper.core.types import Card, Demand, LeaseState, Step, WorkClass, World
 from swapper.store import codec
 from tests.model.parts import (
     CARD,
@@ -101,7 +101,8 @@ def _key(state: State) -> bytes:
     sent = sorted((c.token, c.n, c.executor) for c in state.sent)
     marks = sorted((lane or "", pair) for lane, pair in state.marks.items())
     ended = sorted((name, lease.state) for name, lease in state.ended.items())
-    there = (sorted(state.loaded), state.gate, state.in_flight, sorted(state.alive), state.files, state.deaf)
+    gates = (state.gate, sorted(state.gates.items()))
+    there = (sorted(state.loaded), gates, state.in_flight, sorted(state.alive), state.files, state.deaf)
     rest = (state.budget, there, _seen(state), ended, len(state.hands))
     return repr(([codec.encode(_unversioned(world)) for world in views], newest, told, sent, marks, rest)).encode()
 
@@ -152,6 +153,8 @@ class _Model:
             raise Broken(f"nothing moves, and {card.residents} are back though they were sent off by hand")
         if asked and not mishap and not card.residents and asked[-1].verb is Verb.LOAD:
             raise Broken("nothing moves, and nobody was loaded by hand")
+        if state.world.demand:
+            raise Broken(f"nothing moves, and a call of {state.world.demand[0].tenant} waits (N1)")
         wanted = state.budget.wants != self._budget.wants
         if wanted and not state.deaf and not any(c.verb == PLACED for c in state.sent):
             raise Broken("nothing moves, and nobody says what became of the conversation that a call waits for (N1)")
@@ -196,7 +199,8 @@ class _Model:
         states = {t: "loaded" if t in loaded else "unloaded" for t in self._spec.tenants}
         used = plan.needs(self._spec, loaded)
         free = 0 if alive else self._spec.cards[CARD].total_mib - used
-        seen = turn.Seen({"main"}, states, {CARD: {"free_mib": free}}, {CARD: marks})
+        unwanted = {CARD: world.now_ms - abandoned.GRACE_MS}
+        seen = turn.Seen({"main"}, states, {CARD: {"free_mib": free}}, {CARD: marks}, unwanted=unwanted)
         answers = (report,) if report else ()
         commit = turn.decide(world, self._spec, seen, answers, lambda: f"sw_{world.next_token}").commit
         if commit is not None:
@@ -230,6 +234,12 @@ class _Model:
         yield self._tried("agent tells what it sees"), replace(state, seen=seen)
         if state.in_flight:
             yield self._tried("the call is answered"), replace(state, in_flight=0)
+        for demand in state.world.demand:
+            answered = replace(state, world=replace(state.world, demand=()))
+            if state.gates.get(demand.tenant, (0, False))[1]:
+                yield self._tried(f"the call of {demand.tenant} is answered"), answered
+            elif spent := answered.spend("leavers"):
+                yield f"!the client that calls {demand.tenant} leaves", spent
 
     def _clients(self, state: State) -> Iterator[tuple[str, State | None]]:
         for name, lease in state.world.leases.items():
@@ -258,14 +268,20 @@ class _Model:
         if not state.deaf and (spent := state.spend("wants")):
             yield self._tried("!a call wants a conversation from disk"), self._wanted(spent)
         if not state.deaf and (spent := state.spend("losses")):
-            alone = replace(world, gateways=())
-            yield "!the gateway dies", replace(spent, world=alone, in_flight=0, deaf=True, gate=(state.gate[0], False))
+            alone = replace(world, gateways=(), demand=())
+            shut = {tenant: (epoch, False) for tenant, (epoch, _) in state.gates.items()}
+            dead = replace(spent, world=alone, in_flight=0, deaf=True, gate=(state.gate[0], False), gates=shut)
+            yield "!the gateway dies", dead
         if state.loaded and not state.in_flight and (spent := state.spend("deaths")):
             yield "!the server dies", replace(spent, loaded=frozenset())
         if state.hands:
             hand, *others = state.hands
             asked = replace(world, errands=(*world.errands, hand))
             yield f"!{hand.verb} by hand", replace(state, world=asked, hands=tuple(others))
+        away = next((t.id for t in self._spec.tenants.values() if not t.default), None)
+        if away and not (state.deaf or world.demand) and (spent := state.spend("callers")):
+            calls = (Demand("g1", away, WorkClass.INTERACTIVE, 1, 0, 0),)
+            yield f"!a client calls {away}", replace(spent, world=replace(world, demand=calls))
         if (rested := _rested(world)) != world:
             yield "a rest is over", replace(state, world=rested)
 

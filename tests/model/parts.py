@@ -19,6 +19,7 @@ from swapper.core.orders import Command, Report, answer_to
 from swapper.core.steps import PLACED
 from swapper.core.types import FINAL, Lease, LeaseState, Step, World
 from tests.model.promises import Broken
+from tests.support.play import MED
 
 CARD, GATEWAY = "gpu0", "gateway:g1"
 Pair = tuple[int, int]
@@ -38,7 +39,8 @@ class Budget:
 
     `expiries` of leases, `crashes` of all coordinators, `failures` of commands, `deaths` (of the server, a cancelled
     lease, a release by a holder that stays), `calls` that begin, `looks` of the second coordinator, `losses` of the
-    gateway with all it knew, and calls that want a conversation from disk (`wants`).
+    gateway with all it knew, calls that want a conversation from disk (`wants`), and of a model that is away
+    (`callers`), whose clients may leave (`leavers`).
     """
 
     expiries: int = 0
@@ -49,6 +51,8 @@ class Budget:
     looks: int = 0
     losses: int = 0
     wants: int = 0
+    callers: int = 0
+    leavers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ class State:
     again, late, in any order. `view` is what the second coordinator read some time ago. `alive`: leases whose holder
     runs. `loaded`: tenants in VRAM. `seen`: what the agent last told, (loaded, a holder seen, carried out). `files`:
     (name, whose) of the snapshots on disk. `deaf`: the gateway is no more. `hands`: what is still to be asked for by
-    hand, in this order.
+    hand, in this order. `gate`: the default resident's, at the gateway; `gates`: those of others.
     """
 
     world: World
@@ -82,6 +86,7 @@ class State:
     answers: Mapping[Pair, Report] = field(default_factory=dict[Pair, Report])
     loaded: frozenset[str] = frozenset()
     gate: tuple[int, bool] = (0, False)
+    gates: Mapping[str, tuple[int, bool]] = field(default_factory=dict[str, tuple[int, bool]])
     in_flight: int = 0
     alive: frozenset[str] = frozenset()
     seen: tuple[frozenset[str], bool, Pair] = (frozenset(), False, (0, 0))
@@ -195,6 +200,8 @@ def _effect(state: State, command: Command, *, fails: bool) -> tuple[State, Repo
     elif command.verb == Step.LOAD:
         if state.alive:
             raise Broken(f"{tenant} was loaded beside the holder of {', '.join(sorted(state.alive))} (S1)")
+        if beside := state.loaded - {tenant}:
+            raise Broken(f"{tenant} was loaded beside {', '.join(sorted(beside))}, and there is room for one (S3)")
         state = replace(state, loaded=state.loaded | {tenant})
         offered = [_offered(name, whose) for name, whose in reversed(state.files)]
         return state, answer_to(command, "ok", data={"n_slots": 1, "snapshots": offered, **_kept(state)})
@@ -246,6 +253,8 @@ def gateway(state: State, command: Command, *, fails: bool = False) -> State | N
         )
         heard = {(r.token, r.n) for r in state.said if r.executor == GATEWAY}
         return None if (command.token, command.n) in heard else replace(state, said=(*state.said, answer))
+    if command.tenant != MED:
+        return _others_gate(state, command)
     epoch, (mine, _) = int(str(command.args["epoch"])), state.gate
     if command.verb in (Step.CLOSE, Step.OPEN) and epoch < mine:
         return None
@@ -259,6 +268,19 @@ def gateway(state: State, command: Command, *, fails: bool = False) -> State | N
         return None
     if not state.in_flight and command.verb != Step.OPEN and state.talking.talks:
         data["talks"] = list(state.talking.talks)
-    report = answer_to(command, "ok", data=data)
-    awaited = command.token and report not in state.said
+    return _said(state, answer_to(command, "ok", data=data))
+
+
+def _others_gate(state: State, command: Command) -> State | None:
+    """Of a model whose calls take no time and have no conversations."""
+    tenant, epoch = str(command.tenant), int(str(command.args["epoch"]))
+    if command.verb in (Step.CLOSE, Step.OPEN):
+        if epoch < state.gates.get(tenant, (0, False))[0]:
+            return None
+        state = replace(state, gates={**state.gates, tenant: (epoch, command.verb == Step.OPEN)})
+    return _said(state, answer_to(command, "ok", data={"in_flight": 0}))
+
+
+def _said(state: State, report: Report) -> State:
+    awaited = report.token and report not in state.said
     return replace(state, said=(*state.said, report)) if awaited else state

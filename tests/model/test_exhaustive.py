@@ -15,9 +15,12 @@ from swapper.core.spec import Spec
 from swapper.core.types import Card, Gate, Lease, LeaseRequest, Step, World
 from tests.model.explore import Explored, explore
 from tests.model.parts import CARD, Budget, Rules, State, Talking
-from tests.support.play import MED, spec, tenant
+from tests.support.play import GIB, MED, spec, tenant
 
 SPEC = spec(tenant("med", default=True))
+BIG = tenant("big", 20 * GIB)
+TWO = spec(tenant("med", default=True), BIG, idle_restore_ms=0)
+"""There is room for one of them; the default comes back once nobody calls the other one."""
 NOTHING = Budget()
 
 
@@ -115,6 +118,29 @@ def test_what_is_asked_for_by_hand_is_done_once_in_every_order(
     leases: int, hands: tuple[Errand, ...], budget: Budget, at_least: int
 ) -> None:
     assert kept(explore(start(leases, budget, hands=hands), SPEC), at_least)
+
+
+@pytest.mark.parametrize(
+    ("leases", "budget", "at_least"),
+    [
+        pytest.param(0, Budget(callers=2, leavers=2), 5_000, id="two calls"),
+        pytest.param(0, Budget(callers=1, leavers=1, crashes=1), 900, id="crash"),
+        pytest.param(0, Budget(callers=1, leavers=1, failures=1), 2_000, id="failure"),
+        pytest.param(0, Budget(callers=1, leavers=1, looks=1), 5_000, id="two coordinators"),
+        pytest.param(0, Budget(callers=1, leavers=1, losses=1), 1_500, id="loss of the gateway"),
+        pytest.param(1, Budget(callers=1, leavers=1), 2_500, id="a lease"),
+    ],
+)
+def test_a_client_may_leave_at_any_moment_of_the_swap_to_the_model_it_called(
+    leases: int, budget: Budget, at_least: int
+) -> None:
+    assert kept(explore(start(leases, budget), TWO), at_least)
+
+
+def test_a_load_that_was_given_up_and_not_stopped_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "begun", never)
+    found = explore(start(0, Budget(callers=1, leavers=1)), TWO)
+    assert "there is room for one (S3)" in (found.broken or "")
 
 
 def nothing_to_do(_: Draft) -> None:
