@@ -114,12 +114,10 @@ class Door:
             wire.leave()
         tasks = {wire.task for wire in self.wires if wire.task is not None}
         if tasks:
-            _, late = await asyncio.wait(tasks, timeout=wait_s)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+            await asyncio.wait(tasks, timeout=wait_s)
         for wire in tuple(self.wires):
-            wire.abort()
+            wire.abort()  # which ends its call
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _sweep(self) -> None:
         now = self._loop.time()

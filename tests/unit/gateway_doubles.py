@@ -229,6 +229,7 @@ class Served:
     ctx: GatewayContext
     client: aiohttp.ClientSession
     url: str
+    door: Door | None = None
 
     def post(
         self, body: object, path: str = "/v1/chat/completions", headers: Mapping[str, str] | None = None
@@ -318,7 +319,7 @@ async def serve(
     async with aiohttp.ClientSession() as client:
         await member.start()
         try:
-            yield Served(upstream, link, admission, member, ctx, client, url)
+            yield Served(upstream, link, admission, member, ctx, client, url, door)
         finally:
             if door is not None and listening is not None:
                 listening.close()
