@@ -36,7 +36,7 @@ from swapper.core.troubles import line
 from swapper.errors import ConfigError, StoreDown, SwapperError
 from swapper.estimates import rams, thought
 from swapper.foresee import before_start
-from swapper.front import front_of
+from swapper.front import front_of, why
 from swapper.gateway import http as gateway
 from swapper.gateway import origins
 from swapper.gateway.context import GatewayContext
@@ -174,6 +174,7 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
         context = _api(config, store, live, front, backends)
         context.spec = coordinator.spec
         coordinator.on_learned = partial(setattr, context, "spec")
+        front.why = partial(why, store, lambda: context.spec)
         context.whose = _ourselves(config, kept, controls).whose
         store.took = context.meter.stored
         url = await _serve(config, context, front, stack)

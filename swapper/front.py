@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import cast
@@ -17,9 +17,12 @@ from swapper.api.ids import new_id
 from swapper.backends import api_key
 from swapper.config import Config
 from swapper.config.served import LLAMA, ONE_MODEL, WHOLE
+from swapper.core.eta import there_in_ms
+from swapper.core.explain import explain_demand
+from swapper.core.spec import Spec
 from swapper.core.types import Swap
 from swapper.gateway.admission import Admission
-from swapper.gateway.context import GatewayContext, Limits, Target
+from swapper.gateway.context import GatewayContext, Limits, Target, Why
 from swapper.gateway.filters import Filter, filter_of
 from swapper.gateway.member import Member
 from swapper.gateway.noted import Noted
@@ -49,6 +52,12 @@ async def _join(folder: StateFolder, store: RedisStore) -> str:
         await store.leave(dead)
     folder.record_gateway(ours)
     return ours
+
+
+async def why(store: RedisStore, spec: Callable[[], Spec], tenant: str) -> Why:
+    """See `GatewayContext.why`."""
+    world = await store.read()
+    return Why(explain_demand(world, spec(), tenant), there_in_ms(world, spec(), tenant))
 
 
 async def front_of(config: Config, folder: StateFolder, store: RedisStore, stack: AsyncExitStack) -> GatewayContext:

@@ -22,6 +22,7 @@ from swapper.gateway.form import form_with, form_with_model, is_form, parse_form
 from swapper.gateway.parse import Ask, parse_body, parse_class, with_model
 from swapper.gateway.pipe import Exchange
 from swapper.gateway.routes import Way
+from swapper.gateway.vain import max_wait, rests
 from swapper.problem import Problem
 
 _T = TypeVar("_T")
@@ -91,10 +92,13 @@ async def answer(
     if tenant is None:
         refuse(down, errors.model_not_found(model, ctx.names))
         return
-    if (failure := ctx.member.resting(tenant)) is not None:
-        refuse(down, errors.load_failed(model, failure.reason))
+    if (problem := rests(ctx, model, tenant)) is not None:
+        refuse(down, problem)
         return
-    call = ctx.admission.admit(tenant, klass, arrived.caller.owner, ctx.limits.max_wait_ms)
+    if isinstance(may_wait := max_wait(ctx, arrived), Problem):
+        refuse(down, may_wait)
+        return
+    call = ctx.admission.admit(tenant, klass, arrived.caller.owner, may_wait)
     if isinstance(call, Full):
         ctx.told(tenant, 429, 0)
         refuse(down, errors.queue_full(call.waiting))

@@ -7,7 +7,7 @@ large body, and what is known of the routers' children.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -136,6 +136,18 @@ def _to_nobody(_tenant: str, _code: int, _waited_ms: int) -> None:
     """Nothing is counted."""
 
 
+@dataclass(frozen=True, slots=True)
+class Why:
+    """What a model is waited for, in a sentence ("": nobody can tell), and ms until it may be there, if known."""
+
+    text: str = ""
+    there_in_ms: int | None = None
+
+
+async def _nobody_says(_tenant: str) -> Why:
+    return Why()
+
+
 @dataclass(slots=True)
 class GatewayContext:
     """Everything a handler needs. `names` maps every name a client may use to a tenant id.
@@ -143,6 +155,7 @@ class GatewayContext:
     `filters`: what is changed in the bodies of calls, by the name that is called.
     `links` take calls to the servers, `session` what the gateway itself asks them.
     `told` hears of each call's end: the tenant, the HTTP status that went out (LEFT: none did), ms spent waiting.
+    `why` tells of a tenant what it is waited for (raises StoreDown).
     `contexts`: tokens a call may have, by tenant and model, as servers tell that while they run; `inputs`: likewise
     what a model takes.
     """
@@ -156,6 +169,7 @@ class GatewayContext:
     session: aiohttp.ClientSession
     links: Links = field(default_factory=Links)
     told: Callable[[str, int, int], None] = _to_nobody
+    why: Callable[[str], Awaitable[Why]] = _nobody_says
     contexts: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
     inputs: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict[str, Mapping[str, Sequence[str]]])
     filters: Mapping[str, Filter] = field(default_factory=dict[str, Filter])

@@ -64,10 +64,24 @@ def queue_full(waiting: int) -> Problem:
     return Problem(429, "queue_full", text, retry_after_s=5)
 
 
-def gpu_busy(model: str, waited_ms: int) -> Problem:
+RETRY_S = 30
+"""When to come again where nobody can tell."""
+_LONGEST_RETRY_S = 3600
+
+
+def gpu_busy(model: str, waited_ms: int, why: str = "", there_in_ms: int | None = None) -> Problem:
     """503: the call waited as long as it may and the model is still not resident."""
-    text = f"waited {waited_ms / 1000:.0f} s for '{model}', but the card is still busy with other work"
-    return Problem(503, "gpu_busy", text, retry_after_s=30)
+    text = f"waited {waited_ms / 1000:.0f} s for '{model}', but the card is still busy with other work{_because(why)}"
+    return Problem(503, "gpu_busy", text, retry_after_s=_retry_s(there_in_ms))
+
+
+def _because(why: str) -> str:
+    return f": {why}" if why else ""
+
+
+def _retry_s(there_in_ms: int | None) -> int:
+    """Whole seconds, rounded up, from 1 to an hour."""
+    return RETRY_S if there_in_ms is None else min(max(1, -(-there_in_ms // 1000)), _LONGEST_RETRY_S)
 
 
 def page_waits(model: str, retry_s: int) -> Problem:
@@ -76,15 +90,19 @@ def page_waits(model: str, retry_s: int) -> Problem:
     return Problem(503, "gpu_busy", text, retry_after_s=retry_s)
 
 
-def load_timeout(model: str, waited_ms: int) -> Problem:
+def load_timeout(model: str, waited_ms: int, why: str = "", there_in_ms: int | None = None) -> Problem:
     """504: the model was being loaded when the wait ran out."""
-    text = f"waited {waited_ms / 1000:.0f} s for '{model}', which is still being loaded"
-    return Problem(504, "load_timeout", text, retry_after_s=30)
+    text = f"waited {waited_ms / 1000:.0f} s for '{model}', which is still being loaded{_because(why)}"
+    return Problem(504, "load_timeout", text, retry_after_s=_retry_s(there_in_ms))
 
 
-def load_failed(model: str, reason: str) -> Problem:
-    """502 with the server's own words."""
-    return Problem(502, "upstream_failed", f"'{model}' could not be loaded: {reason}")
+def load_failed(model: str, reason: str, again_in_ms: int | None = None) -> Problem:
+    """502 with the server's own words, and when it is tried again; None: at once."""
+    text = f"'{model}' could not be loaded: {reason}"
+    if again_in_ms is None:
+        return Problem(502, "upstream_failed", text)
+    retry_s = _retry_s(again_in_ms)
+    return Problem(502, "upstream_failed", f"{text}; next try in {retry_s} s", retry_after_s=retry_s)
 
 
 def upstream_failed(model: str, reason: str) -> Problem:

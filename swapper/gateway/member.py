@@ -164,6 +164,10 @@ class Member:
         failure = self._failed.get(tenant)
         return failure if failure is not None and failure.retry_ms > self._store_ms() else None
 
+    def left_ms(self, failure: Failure) -> int:
+        """Milliseconds until it is tried again."""
+        return max(0, failure.retry_ms - self._store_ms())
+
     def _store_ms(self) -> int:
         """The store's clock, as far as this process knows it."""
         return self._admission.now() + self._admission.epoch_offset_ms
@@ -252,10 +256,14 @@ class Member:
             await self._link.report(Report(self.executor, "", tenant, 0, 0, "ahead", "ok", data={"epoch": epoch}))
 
     def _judge(self, *, answer: bool) -> None:
-        """A failure not seen before answers every call that waits for its tenant; who comes later waits for a retry."""
+        """A failure not seen before answers every call that waits for its tenant; who comes later waits for a retry.
+
+        Not one after which it is tried again at once, with more room.
+        """
         failed = {tenant: failure for card in self._cards.values() for tenant, failure in card.failed.items()}
         for tenant, failure in failed.items():
-            if answer and self._failed.get(tenant) != failure:
+            again = failure.crowded and failure.retry_ms <= self._store_ms()
+            if answer and not again and self._failed.get(tenant) != failure:
                 self._admission.fail(tenant, failure.reason)
         self._failed = failed
         swaps = [card.swap for card in self._cards.values() if card.swap is not None]

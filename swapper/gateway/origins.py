@@ -21,7 +21,7 @@ from swapper.problem import Problem
 AUTO, LOCAL, ANY, NONE = "auto", "local", "any", "none"
 METHODS = "GET, POST, PUT, PATCH, DELETE, OPTIONS"
 MAX_AGE_S = 86_400
-_HEADERS = "Authorization, Content-Type, X-Api-Key, X-Swapper-Class"
+_HEADERS = "Authorization, Content-Type, X-Api-Key, X-Swapper-Class, X-Swapper-Max-Wait"
 _EXPOSED = "X-Swapper-Wait-Ms, X-Swapper-Swap, Retry-After"
 _HERE = frozenset({"localhost", "127.0.0.1", "::1"})
 _WEB = frozenset({"http", "https"})

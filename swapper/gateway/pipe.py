@@ -28,6 +28,7 @@ from swapper.gateway.parse import Ask
 from swapper.gateway.proof import Tail
 from swapper.gateway.routes import Way
 from swapper.gateway.sse import Frames
+from swapper.gateway.vain import waited
 from swapper.problem import Problem
 from swapper.snapshots.chain import chain_of
 
@@ -196,7 +197,11 @@ class Exchange:
         try:
             while True:
                 turn = Turn.RUN if self._call.state is CallState.RUNNING else await self._call.turn()
-                outcome = await self._attempt() if turn is Turn.RUN else self._waited_in_vain(turn)
+                outcome = (
+                    await self._attempt()
+                    if turn is Turn.RUN
+                    else await waited(self._ctx, self._ask.model, self._call, turn)
+                )
                 if isinstance(outcome, _Again):
                     outcome = await self._pause(outcome)
                 if isinstance(outcome, Problem):
@@ -206,15 +211,6 @@ class Exchange:
         finally:
             if self._keepalive is not None:
                 self._keepalive.stop()
-
-    def _waited_in_vain(self, turn: Turn) -> Problem:
-        name, call = self._ask.model, self._call
-        if turn is Turn.FAILED:
-            return errors.load_failed(name, call.error or "the server gave no reason")
-        waited_ms = call.waited_ms + self._ctx.admission.now() - call.since_ms
-        if self._ctx.member.loading(call.tenant):
-            return errors.load_timeout(name, waited_ms)
-        return errors.gpu_busy(name, waited_ms)
 
     async def _attempt(self) -> Problem | _Again | None:
         """Send it once. None: it is answered, or was cut before the first byte and waits again."""

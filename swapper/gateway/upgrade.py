@@ -26,6 +26,7 @@ from swapper.gateway.downstream import Arrived
 from swapper.gateway.routes import Route, Way
 from swapper.gateway.sockets import HANDSHAKE, accept, join, protocols_of
 from swapper.gateway.upstream import PREFIX, model_and_path, refused, to_slash
+from swapper.gateway.vain import max_wait, rests, waited
 from swapper.problem import Problem
 
 SWITCHED = 101
@@ -56,8 +57,10 @@ async def socket(ctx: GatewayContext, request: web.Request, arrived: Arrived) ->
         return wanted.response()
     if isinstance(wanted, web.Response):
         return wanted
-    tenant = wanted.target.tenant
-    call = ctx.admission.admit(tenant, wanted.klass, wanted.arrived.caller.owner, ctx.limits.max_wait_ms)
+    tenant, may_wait = wanted.target.tenant, max_wait(ctx, arrived)
+    if isinstance(may_wait, Problem):
+        return may_wait.response()
+    call = ctx.admission.admit(tenant, wanted.klass, wanted.arrived.caller.owner, may_wait)
     if isinstance(call, Full):
         ctx.told(tenant, 429, 0)
         return errors.queue_full(call.waiting).response()
@@ -86,8 +89,8 @@ def _wanted(
     target = ctx.targets[ctx.names[model]]
     if (problem := refused(request, path, target)) is not None:
         return problem
-    if (failure := ctx.member.resting(target.tenant)) is not None:
-        return errors.load_failed(model, failure.reason)
+    if (problem := rests(ctx, model, target.tenant)) is not None:
+        return problem
     if "Origin" in request.headers and not ctx.admission.gate(target.tenant).open:
         return errors.page_waits(model, RETRY_S)
     way = Way("GET", path, tuple(request.query.items()), Route(runs=False), own=True)
@@ -98,12 +101,8 @@ async def _reach(ctx: GatewayContext, request: web.Request, wanted: _Wanted, cal
     """The server's side; a handshake that was cut over a swap waits again."""
     while True:
         turn = Turn.RUN if call.state is CallState.RUNNING else await call.turn()
-        if turn is Turn.FAILED:
-            return errors.load_failed(wanted.model, call.error or "the server gave no reason")
-        if turn is Turn.TIMED_OUT:
-            waited_ms = call.waited_ms + ctx.admission.now() - call.since_ms
-            late = errors.load_timeout if ctx.member.loading(call.tenant) else errors.gpu_busy
-            return late(wanted.model, waited_ms)
+        if turn is not Turn.RUN:
+            return await waited(ctx, wanted.model, call, turn)
         found = await _unless_cut(call, asyncio.create_task(_connect(ctx, request, wanted)))
         if found is not None:
             return found
