@@ -130,7 +130,7 @@ class Link(_Reading, asyncio.Protocol):
         self._sink: Sink | None = None
         self._error: LinkError | None = None
         self._unsent: memoryview | None = None
-        self._full = self._dropped = False
+        self._full = self._held_back = self._dropped = False
         self._came = 0
         self._sent_s = 0.0
 
@@ -187,11 +187,13 @@ class Link(_Reading, asyncio.Protocol):
     def pause(self) -> None:
         """The sink is full: read no more."""
         if self._transport is not None and not self._transport.is_closing():
+            self._held_back = True
             self._transport.pause_reading()
 
     def resume(self) -> None:
         """It is no more."""
-        if self._transport is not None and not self._transport.is_closing():
+        if self._held_back and self._transport is not None and not self._transport.is_closing():
+            self._held_back = False
             self._transport.resume_reading()
 
     def drop(self) -> None:

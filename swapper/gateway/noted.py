@@ -1,18 +1,23 @@
 """Where conversations are, noted in the state folder as it changes, so that a restart costs none of them.
 
-Invariant: no call waits for the disk; one write runs at a time, and what changed meanwhile goes with the next. A disk
-that refuses costs a warning, never an answer. No text is in it, so that it is kept under `privacy: strict`, too.
+Invariant: no call waits for the disk; one write runs at a time, and what changed meanwhile goes with the next. A write
+is of all that a tenant has: where changes come by the hundred they wait for each other. A disk that refuses costs a
+warning, never an answer. No text is in it, so that it is kept under `privacy: strict`, too.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from contextlib import suppress
 
 import structlog
 
 from swapper.snapshots.index import Index
 from swapper.snapshots.notes import Note, Notes, note_of
+
+AT_ONCE, A_SECOND = 20, 10
+"""So many writes are made as changes come, then so many a second: a kill between two costs what changed in between."""
 
 log = structlog.get_logger(__name__)
 
@@ -26,6 +31,8 @@ class Noted:
         self._due: dict[str, None] = {}
         self._task: asyncio.Task[None] | None = None
         self._told: str | None = None
+        self._closing = asyncio.Event()
+        self._left, self._since_s = float(AT_ONCE), 0.0
 
     async def load(self, tenants: Collection[str], stands: Callable[[str, str], bool]) -> None:
         """What an earlier process noted becomes known again; call it before anything is answered.
@@ -39,6 +46,7 @@ class Noted:
 
     async def close(self) -> None:
         """Write what is left."""
+        self._closing.set()
         if self._task is not None:
             await self._task
 
@@ -53,6 +61,18 @@ class Noted:
             index = self._index
             notes = [note_of(tenant, index.load(tenant) or "", index.conversations(tenant)) for tenant in due]
             await asyncio.to_thread(self._write, notes)
+            await self._rest()
+
+    async def _rest(self) -> None:
+        """Until another write may be made (a token bucket), or whoever stops wants the last one."""
+        now = asyncio.get_running_loop().time()
+        self._left = min(self._left + (now - self._since_s) * A_SECOND, AT_ONCE) - 1
+        self._since_s = now
+        if self._left >= 0:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(-self._left / A_SECOND):
+                await self._closing.wait()
 
     def _write(self, notes: Collection[Note]) -> None:
         for note in notes:

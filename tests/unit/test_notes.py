@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
+from swapper.gateway import noted as noted_room
 from swapper.gateway.noted import Noted
 from swapper.gateway.talks import Talks
 from swapper.snapshots.conversation import Conversation, Kept, Place, Relation, Request
 from swapper.snapshots.index import Index
 from swapper.snapshots.notes import MOST, Note, Notes
+from tests.support.wire import settled
 from tests.unit.index_doubles import CHAT, OTHER, TENANT, answer, body, chat
 
 BOTH = (TENANT, OTHER)
@@ -165,3 +168,28 @@ async def test_who_ends_has_noted_what_was_answered_last(tmp_path: Path) -> None
     answer(index, "ab")
     await talks.close()
     assert len((await loaded(tmp_path, load="")).conversations(TENANT)) == 1
+
+
+async def test_where_changes_come_by_the_hundred_they_wait_for_each_other_and_none_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(noted_room, "AT_ONCE", 3)
+    monkeypatch.setattr(noted_room, "A_SECOND", 1e-9)
+    written: list[int] = []
+    write = Notes.write
+
+    async def at_once(work: Callable[..., None], *args: object) -> None:
+        work(*args)
+
+    def counted(notes: Notes, note: Note) -> None:
+        write(notes, note)
+        written.append(len(note.talks))
+
+    monkeypatch.setattr(Notes, "write", counted)
+    index, noted = await followed(tmp_path)
+    monkeypatch.setattr(asyncio, "to_thread", at_once)
+    for number in range(10):
+        answer(index, f"{number}x")
+        await settled(lambda: len(written))
+    await noted.close()
+    assert written == [1, 2, 3, 4, 10]
