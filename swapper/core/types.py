@@ -322,6 +322,7 @@ class Demand:
     """Calls by model name at one gateway process, per model and class.
 
     `unsaved`: no calls, but the word that a conversation of the model stands in a slot, used since its last snapshot.
+    `used`: no calls either, but the word that work was done since the last beat, and not only looked.
     """
 
     gateway: str
@@ -331,6 +332,7 @@ class Demand:
     running: int
     oldest_ms: int | None
     unsaved: bool = False
+    used: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,11 @@ TTL = "ttl"
 
 
 def note(world: World, spec: Spec, used: dict[str, int]) -> None:
-    """Whose calls run or wait is used now; of one seen for the first time that is taken to be so."""
-    at_work = {demand.tenant for demand in world.demand if demand.running or demand.waiting}
+    """Who works, or is waited for, is used now; of one seen for the first time that is taken to be so.
+
+    A call that only looks runs, too; and one that works may be over before anybody hears that it ran.
+    """
+    at_work = {demand.tenant for demand in world.demand if demand.used or demand.waiting}
     residents = {tenant for card in world.cards.values() for tenant in card.residents}
     for tenant, configured in spec.tenants.items():
         if configured.ttl_ms is None:

@@ -10,50 +10,17 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, insort
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from swapper.core.types import Demand, Gate, WorkClass
-
-
-@dataclass(frozen=True, slots=True)
-class Full:
-    """`waiting` calls wait already; the call was not taken."""
-
-    waiting: int
-
-
-class Turn(StrEnum):
-    """How a wait ended: it may run, the model could not be loaded, or it waited as long as it may."""
-
-    RUN = "run"
-    FAILED = "failed"
-    TIMED_OUT = "timed_out"
-
-
-class CallState(StrEnum):
-    """`parked` waits too, but is passed over until `unpark` (a pause between two tries)."""
-
-    WAITING = "waiting"
-    PARKED = "parked"
-    RUNNING = "running"
-    GONE = "gone"
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """What a cut did: calls ended with a stated reason, and calls with no byte sent that wait again."""
-
-    ended: int
-    requeued: int
+from swapper.gateway.turns import CallState, Cut, Full, Turn
 
 
 class Call:
     """One call by model name, from its arrival to its end. Made by `Admission.admit` only.
 
     `waited_ms` is the time spent waiting so far, `swap` the swap that ended its last wait, `error` why it failed,
-    `cut_reason` why it was cut. `on_cut` is called (once per cut) while it runs.
+    `cut_reason` why it was cut. `on_cut` is called (once per cut) while it runs. `looks`: it is no work of the model.
     """
 
     __slots__ = (
@@ -63,6 +30,7 @@ class Call:
         "cut_reason",
         "error",
         "klass",
+        "looks",
         "max_wait_ms",
         "on_cut",
         "owner",
@@ -85,6 +53,7 @@ class Call:
         self.owner = owner
         self.seq = seq
         self.max_wait_ms = max_wait_ms
+        self.looks = False
         self.state = CallState.WAITING
         self.started = False
         self.swap: str | None = None
@@ -192,6 +161,7 @@ class Admission:
         self.epoch_offset_ms = 0
         self.on_change: Callable[[], None] = lambda: None
         self.on_shut: Callable[[str], None] = lambda _: None
+        self.worked: set[str] = set()
         self._fresh_until_ms = -1
         self._tenants: dict[str, _Tenant] = {}
         self._seq = 0
@@ -199,11 +169,12 @@ class Admission:
 
     # ---- calls
 
-    def admit(self, tenant: str, klass: WorkClass, owner: str, max_wait_ms: int) -> Call | Full:
+    def admit(self, tenant: str, klass: WorkClass, owner: str, max_wait_ms: int, *, looks: bool = False) -> Call | Full:
         """Take a call: it runs at once (state `running`) or waits for its `turn`. Full: too many wait already."""
         side = self._side(tenant)
         self._seq += 1
         call = Call(self, tenant, klass, owner, self._seq, max_wait_ms)
+        call.looks = looks
         if side.gate.open and not side.waiting and side.has_room() and self.fresh:
             call.state = CallState.RUNNING
             side.running.add(call)
@@ -345,6 +316,11 @@ class Admission:
                     records.append(Demand(self.gateway, tenant, klass, len(since), running, oldest))
         return tuple(records)
 
+    def used(self) -> frozenset[str]:
+        """The tenants that work, or have since they were last taken out of `worked`."""
+        at_work = (tenant for tenant, side in self._tenants.items() if not all(call.looks for call in side.running))
+        return frozenset((*self.worked, *at_work))
+
     # ---- inside
 
     def _side(self, tenant: str) -> _Tenant:
@@ -371,6 +347,8 @@ class Admission:
 
     def _stop_running(self, side: _Tenant, call: Call) -> None:
         side.running.discard(call)
+        if not call.looks:
+            self.worked.add(call.tenant)
         if not side.running:
             for empty in side.drained:
                 empty.set()
@@ -390,3 +368,11 @@ class Admission:
 
 def _place(entry: tuple[tuple[int, int], Call]) -> tuple[int, int]:
     return entry[0]
+
+
+def said(gateway: str, unsaved: Iterable[str], used: Iterable[str]) -> Iterator[Demand]:
+    """The words beside calls: who has something to save by the clock (others are not asked), and who worked."""
+    for tenant in unsaved:
+        yield Demand(gateway, tenant, WorkClass.BATCH, 0, 0, None, unsaved=True)
+    for tenant in sorted(used):
+        yield Demand(gateway, tenant, WorkClass.BATCH, 0, 0, None, used=True)

@@ -14,7 +14,6 @@ from typing import TypeVar
 
 from swapper.core.types import WorkClass
 from swapper.gateway import errors, heads
-from swapper.gateway.admission import Full
 from swapper.gateway.context import LEFT, GatewayContext, Held
 from swapper.gateway.downstream import Arrived, Downstream, refuse
 from swapper.gateway.filters import Filter
@@ -22,6 +21,7 @@ from swapper.gateway.form import form_with, form_with_model, is_form, parse_form
 from swapper.gateway.parse import Ask, parse_body, parse_class, with_model
 from swapper.gateway.pipe import Exchange
 from swapper.gateway.routes import Way
+from swapper.gateway.turns import Full
 from swapper.gateway.vain import max_wait, rests
 from swapper.problem import Problem
 
@@ -95,10 +95,13 @@ async def answer(
     if (problem := rests(ctx, model, tenant)) is not None:
         refuse(down, problem)
         return
+    if not way.route.brings and not ctx.admission.gate(tenant).open:
+        refuse(down, errors.not_there(model))
+        return
     if isinstance(may_wait := max_wait(ctx, arrived), Problem):
         refuse(down, may_wait)
         return
-    call = ctx.admission.admit(tenant, klass, arrived.caller.owner, may_wait)
+    call = ctx.admission.admit(tenant, klass, arrived.caller.owner, may_wait, looks=way.route.looks)
     if isinstance(call, Full):
         ctx.told(tenant, 429, 0)
         refuse(down, errors.queue_full(call.waiting))

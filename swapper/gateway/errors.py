@@ -84,6 +84,12 @@ def _retry_s(there_in_ms: int | None) -> int:
     return RETRY_S if there_in_ms is None else min(max(1, -(-there_in_ms // 1000)), _LONGEST_RETRY_S)
 
 
+def not_there(model: str) -> Problem:
+    """503: whoever only looks brings no model."""
+    text = f"'{model}' is not on its card, and looking does not bring it: a call does (GET /v1/models tells which are)"
+    return Problem(503, "model_not_loaded", text)
+
+
 def page_waits(model: str, retry_s: int) -> Problem:
     """503: a page opened a socket of a model that is not there; it brings none."""
     text = f"'{model}' is not on its card, and an open page's socket does not bring it: load the page anew, or call it"

@@ -7,7 +7,7 @@ admitted before the store's gates were read, nor once the membership lapsed. Sur
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol, cast
 
 import msgspec
@@ -17,9 +17,9 @@ from swapper.core.keeping import RECALL
 from swapper.core.orders import Command, Report, answer_to
 from swapper.core.periodic import PASSED, SAVED, TALKS
 from swapper.core.steps import PLACED
-from swapper.core.types import Card, Demand, Failure, Step, WorkClass, World
+from swapper.core.types import Card, Demand, Failure, Step, World
 from swapper.errors import StoreDown
-from swapper.gateway.admission import Admission
+from swapper.gateway.admission import Admission, said
 from swapper.gateway.talks import Talks
 from swapper.snapshots.index import Index
 from swapper.store.codec import card_of
@@ -204,8 +204,10 @@ class Member:
         """
         self._dirty.clear()
         sent_ms = self._admission.now()
-        demand = (*self._admission.demand(), *self._unsaved())
+        used = self._admission.used()
+        demand = (*self._admission.demand(), *said(self._admission.gateway, self.talks.index.unsaved(), used))
         member = await self._link.beat(self._admission.gateway, demand, ttl_ms=self._ttl_ms)
+        self._admission.worked -= used
         away = not member or self._outage or not self._admission.fresh
         self._joined_ms = sent_ms if away else self._joined_ms
         if away or sent_ms - self._joined_ms < UNSEEN_MS:
@@ -216,11 +218,6 @@ class Member:
                 self._outage = False
         self._admission.renew(sent_ms + self._ttl_ms)
         self._joined.set()
-
-    def _unsaved(self) -> Iterator[Demand]:
-        """That there is something to save by the clock; who has nothing is not asked."""
-        for tenant in self.talks.index.unsaved():
-            yield Demand(self._admission.gateway, tenant, WorkClass.BATCH, 0, 0, None, unsaved=True)
 
     # ---- failed loads
 

@@ -17,7 +17,7 @@ import aiohttp
 import msgspec
 
 from swapper.gateway import errors, heads
-from swapper.gateway.admission import Call, CallState, Turn
+from swapper.gateway.admission import Call
 from swapper.gateway.child import Child
 from swapper.gateway.context import GatewayContext, Held, Target
 from swapper.gateway.downstream import Arrived, Downstream, refuse
@@ -28,6 +28,7 @@ from swapper.gateway.parse import Ask
 from swapper.gateway.proof import Tail
 from swapper.gateway.routes import Way
 from swapper.gateway.sse import Frames
+from swapper.gateway.turns import CallState, Turn
 from swapper.gateway.vain import waited
 from swapper.problem import Problem
 from swapper.snapshots.chain import chain_of

@@ -17,11 +17,15 @@ from swapper.gateway.filler import Api
 class Route:
     """A path's API; `runs`: the call is worked on in a slot of the server, where it takes another prompt's place.
 
-    `path` goes upstream where it differs from the one that was asked for.
+    `looks`: it asks how a server is, which is no work of the model and keeps it nowhere. `brings` False: nor does it
+    bring the model onto its card; whoever watches a server asks this all the time. `path` goes upstream where it
+    differs from the one that was asked for.
     """
 
     api: Api = filler.PLAIN
     runs: bool = True
+    looks: bool = False
+    brings: bool = True
     path: str | None = None
 
 
@@ -44,6 +48,8 @@ class Way:
 
 _LOOKS = Route(runs=False)
 """What only asks a server something: no prompt takes a slot."""
+_SEES = Route(runs=False, looks=True)
+_WATCHES = Route(runs=False, looks=True, brings=False)
 
 _POSTED: dict[str, Route] = {
     "/v1/chat/completions": Route(filler.CHAT),
@@ -74,7 +80,7 @@ POST: dict[str, Route] = {
     **_POSTED,
     **{path: Route() for path in _PLAIN},
     **{
-        f"/v/{path}": Route(found.api, found.runs, f"/{path}")
+        f"/v/{path}": Route(found.api, found.runs, path=f"/{path}")
         for path in _VERSIONLESS
         for found in [_POSTED.get(f"/v1/{path}", Route())]
     },
@@ -82,12 +88,19 @@ POST: dict[str, Route] = {
 }
 """The model stands in the JSON body, or in a field of a form."""
 
-GET: dict[str, Route] = dict.fromkeys(("/props", "/slots", "/v1/audio/voices", "/sdapi/v1/loras"), _LOOKS)
+GET: dict[str, Route] = {
+    **dict.fromkeys(("/props", "/slots"), _WATCHES),
+    **dict.fromkeys(("/v1/audio/voices", "/sdapi/v1/loras"), _SEES),
+}
 """The model stands in the query."""
+_WATCHED = frozenset({"/health", "/v1/health", "/props", "/slots", "/metrics", "/models", "/v1/models"})
+"""What of a model's own server is asked to see how it is."""
 
 
 def route_of(method: str, path: str) -> Route:
     """What a server does with a call that is passed through to it as it is."""
+    if method in ("GET", "HEAD"):
+        return _WATCHES if path in _WATCHED else _SEES
     if method != "POST":
         return _LOOKS
     return POST.get(path, Route())

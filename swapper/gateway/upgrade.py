@@ -18,13 +18,14 @@ from yarl import URL
 
 from swapper.core.types import WorkClass
 from swapper.gateway import errors, heads
-from swapper.gateway.admission import Call, CallState, Full, Turn
+from swapper.gateway.admission import Call
 from swapper.gateway.calls import class_of
 from swapper.gateway.child import Child
 from swapper.gateway.context import LEFT, GatewayContext, Target
 from swapper.gateway.downstream import Arrived
 from swapper.gateway.routes import Route, Way
 from swapper.gateway.sockets import HANDSHAKE, accept, join, protocols_of
+from swapper.gateway.turns import CallState, Full, Turn
 from swapper.gateway.upstream import PREFIX, model_and_path, refused, to_slash
 from swapper.gateway.vain import max_wait, rests, waited
 from swapper.problem import Problem
@@ -60,7 +61,7 @@ async def socket(ctx: GatewayContext, request: web.Request, arrived: Arrived) ->
     tenant, may_wait = wanted.target.tenant, max_wait(ctx, arrived)
     if isinstance(may_wait, Problem):
         return may_wait.response()
-    call = ctx.admission.admit(tenant, wanted.klass, wanted.arrived.caller.owner, may_wait)
+    call = ctx.admission.admit(tenant, wanted.klass, wanted.arrived.caller.owner, may_wait, looks=True)
     if isinstance(call, Full):
         ctx.told(tenant, 429, 0)
         return errors.queue_full(call.waiting).response()

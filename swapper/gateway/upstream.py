@@ -1,9 +1,9 @@
 """`/upstream/{model}/...`: one model's own server, any path and method, as llama-swap has it.
 
 Invariant: what is asked for counts as a call of that model: it waits for the card like any other, and brings the model
-onto it. It goes to the model's own process where there is one that can be reached, so that paths work that name no
-model; else to its server, with the model named where that server needs it. What would change slots behind swapper's
-back, and with them conversations, is the administrator's.
+onto it, but for what only tells how a server is (routes.py). It goes to the model's own process where there is one that
+can be reached, so that paths work that name no model; else to its server, with the model named where that server needs
+it. What would change slots behind swapper's back, and with them conversations, is the administrator's.
 """
 
 from __future__ import annotations

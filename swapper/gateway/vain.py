@@ -9,9 +9,10 @@ from __future__ import annotations
 from swapper.config.units import duration_ms
 from swapper.errors import StoreDown
 from swapper.gateway import errors, heads
-from swapper.gateway.admission import Call, Turn
+from swapper.gateway.admission import Call
 from swapper.gateway.context import GatewayContext, Why
 from swapper.gateway.downstream import Arrived
+from swapper.gateway.turns import Turn
 from swapper.problem import Problem
 
 MAX_WAIT = "X-Swapper-Max-Wait"

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from aiohttp import WSCloseCode
 
 from swapper.core.types import WorkClass
-from swapper.gateway.admission import Call, CallState, Full, Turn
+from swapper.gateway.admission import Call
 from swapper.gateway.sockets import End
+from swapper.gateway.turns import CallState, Full, Turn
 
 if TYPE_CHECKING:
     from swapper.gateway.admission import Admission

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from swapper.core.types import Gate, WorkClass
-from swapper.gateway.admission import Admission, Call, CallState, Full, Turn
+from swapper.gateway.admission import Admission, Call
+from swapper.gateway.turns import CallState, Full, Turn
 from tests.unit.gateway_doubles import ALPHA, Clock
 
 BETA = "llama/beta"

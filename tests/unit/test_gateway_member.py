@@ -11,8 +11,9 @@ import pytest
 
 from swapper.core.orders import Command, Report
 from swapper.core.types import Failure, Gate, WorkClass
-from swapper.gateway.admission import Admission, Call, CallState
+from swapper.gateway.admission import Admission, Call
 from swapper.gateway.member import Member
+from swapper.gateway.turns import CallState
 from tests.unit.gateway_doubles import (
     ALPHA,
     CHAT,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from swapper.core import machine, policy, unused
-from swapper.core.types import Card
+from swapper.core.types import Card, Demand, WorkClass
 from tests.support.play import MED, SMALL, Play, spec, tenant
 
 TTL_MS = 300_000
@@ -61,13 +61,26 @@ def test_it_leaves_once_nobody_called_it_for_so_long_and_others_stay() -> None:
     assert looks.of.card.residents == (SMALL,)
 
 
-@pytest.mark.parametrize(("waiting", "running"), [(0, 1), (1, 0)])
-def test_a_call_that_runs_or_waits_counts_as_use(waiting: int, running: int) -> None:
+def said(waiting: int, running: int, *, used: bool) -> Demand:
+    """What a gateway says of the model."""
+    return Demand("g1", MED, WorkClass.INTERACTIVE, waiting, running, None, used=used)
+
+
+@pytest.mark.parametrize("demand", [said(0, 0, used=True), said(1, 0, used=False)])
+def test_work_that_was_done_or_waits_counts_as_use(demand: Demand) -> None:
     looks = Looks(play())
     looks.turn()
-    looks.of.demand((MED, waiting, running))
+    looks.of.world = replace(looks.of.world, demand=(demand,))
     assert not looks.idle(2 * TTL_MS)
     looks.of.demand()
+    assert not looks.idle(TTL_MS - 1)
+    assert looks.idle(1)
+
+
+def test_a_call_that_only_looks_is_no_use() -> None:
+    looks = Looks(play())
+    looks.turn()
+    looks.of.world = replace(looks.of.world, demand=(said(0, 1, used=False),))
     assert not looks.idle(TTL_MS - 1)
     assert looks.idle(1)
 
