@@ -102,6 +102,22 @@ def test_a_load_that_waits_for_a_lease_is_carried_out_once_though_swapper_was_ki
     assert card(server)["by_hand"] == []
 
 
+def test_by_force_a_command_loses_the_card_and_ends(server: Server) -> None:
+    swapper = [sys.executable, "-m", "swapper"]
+    where = ["--url", server.url]
+    command = [*swapper, "run", *where, "--card", "gpu0", "--grace", "5s", "--", "sleep", "600"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+        server.until(lambda _: [one for one in [card(server)] if one["phase"] == "hold"])
+        forced = [*swapper, "vacate", "gpu0", "--force", *where]
+        done = subprocess.run(forced, capture_output=True, text=True, timeout=100, check=False)
+        assert running.wait(60) == 70
+    assert (done.returncode, done.stdout) == (0, "gpu0 is proved free\n"), done
+    (lease,) = cast("list[Json]", server.get("/api/leases")["items"])
+    assert (lease["state"], "was vacated by force" in str(lease["reason"])) == ("revoked", True)
+    assert card(server)["residents"] == []
+    server.chat("med", STORY)
+
+
 def test_a_vacated_card_stays_empty_over_a_restart_until_it_is_called_for(server: Server) -> None:
     server.chat("med", STORY)
     assert server.post("/api/cards/gpu0/vacate?wait=30", {})["outcome"] == "done"

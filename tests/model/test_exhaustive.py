@@ -143,6 +143,11 @@ def test_a_load_that_was_given_up_and_not_stopped_is_found(monkeypatch: pytest.M
     assert "there is room for one (S3)" in (found.broken or "")
 
 
+def test_of_who_is_sent_off_by_hand_conversations_are_kept_or_stated_in_every_order() -> None:
+    for talking, budget, at_least in ((SLOTS, Budget(failures=1), 900), (REWIND, Budget(losses=1), 500)):
+        assert kept(explore(start(0, budget, talking, (UNLOAD, LOAD)), SPEC), at_least)
+
+
 def nothing_to_do(_: Draft) -> None:
     """A step that is passed over."""
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from swapper.core import turn
 from swapper.core.commit import AlertKind
 from swapper.core.errand import Errand, Verb
 from swapper.core.explain import explain_demand, explain_errand, explain_lease
@@ -163,7 +164,16 @@ def test_who_is_unloaded_while_a_lease_holds_the_card_does_not_come_back_after_i
     found.end("a")
     while found.decide():
         run(found)
-    assert found.card.residents == ()
+    assert (found.card.residents, found.card.return_to) == ((), None)
+
+
+def test_who_is_still_owed_is_not_kept_waiting_for_one_that_was_sent_off() -> None:
+    found = play(MED, SMALL)
+    found.enqueue("a")
+    found.decide()
+    run(found)
+    do(found, Verb.UNLOAD, SMALL)
+    assert found.card.return_to == (MED,)
 
 
 def test_a_call_for_another_one_owed_does_not_bring_who_was_sent_off() -> None:
@@ -191,6 +201,16 @@ def test_the_calls_in_flight_have_as_long_as_was_said_and_are_ended_then() -> No
     assert found.decide()
     assert found.swap.forced_ms == found.world.now_ms
     assert any(c.verb == "cut" for c in found.commits[-1].commands)
+
+
+def test_with_no_time_at_all_a_model_without_calls_is_not_said_to_have_lost_any() -> None:
+    found = play(MED)
+    found.by_hand(Verb.UNLOAD, MED, drain_ms=0)
+    found.decide()
+    assert not found.decide()
+    found.answer(found.pending("close"), in_flight=0)
+    assert not found.decide()
+    assert (found.swap.stage, found.swap.forced_ms) == (Step.DRAIN, None)
 
 
 def test_without_a_word_they_have_as_long_as_their_class() -> None:
@@ -293,6 +313,18 @@ def test_a_vacated_card_is_empty_and_nobody_comes_back_to_it_unasked() -> None:
     assert (swap.from_, swap.outcome, found.card.residents) == ((SMALL,), "done", ())
     found.pass_time(10 * found.spec.policy.idle_restore_ms)
     assert not found.decide()
+
+
+def test_a_vacate_that_is_turned_back_keeps_nobody_off() -> None:
+    tenants = (tenant("med", 20 * GIB, default=True), tenant("small", 8 * GIB, save_required=True))
+    found = Play(spec(*tenants), SMALL)
+    name = found.by_hand(Verb.VACATE)
+    found.decide()
+    found.run(until="save", drain={"slots": SLOTS})
+    while "save" in found.verbs():
+        found.answer(found.pending("save"), ok=False, detail="disk full")
+    found.run()
+    assert (found.log[name].outcome, found.card.residents, found.card.unused) == ("compensated", (SMALL,), ())
 
 
 def test_a_card_whose_lease_goes_on_is_empty_once_that_ends() -> None:
@@ -472,12 +504,10 @@ def test_a_pin_is_set_while_a_swap_runs_and_for_who_is_not_there_yet() -> None:
 
 
 def test_errands_of_a_card_that_is_configured_no_more_end_with_that() -> None:
-    from swapper.core import byhand
-
     found = play()
     name = found.by_hand(Verb.LOAD, MED)
     gone = replace(found.spec, cards={})
-    commit = byhand.homeless(found.world, gone)
+    commit = turn.decide(found.world, gone, turn.Seen({"main"}), (), lambda: "sw").commit
     assert commit is not None
     assert commit.over == (name,)
     assert [(s.outcome, s.reason) for s in commit.swaps] == [("compensated", "card gpu0 is not configured any more")]

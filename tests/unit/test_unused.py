@@ -85,6 +85,38 @@ def test_a_call_that_only_looks_is_no_use() -> None:
     assert looks.idle(1)
 
 
+def test_one_that_is_pinned_stays() -> None:
+    looks = Looks(play())
+    looks.turn()
+    looks.of.world = replace(looks.of.world, cards={"gpu0": replace(looks.of.card, pinned=(MED,))})
+    assert not looks.idle(2 * TTL_MS)
+
+
+def test_a_call_for_another_one_that_is_owed_does_not_bring_it_along() -> None:
+    looks = left()
+    owed = replace(looks.of.card, residents=(), return_to=(MED, SMALL))
+    looks.of.world = replace(looks.of.world, cards={"gpu0": owed})
+    looks.of.demand((SMALL, 1, 0))
+    assert looks.turn()
+    assert looks.of.swap.to == (SMALL,)
+
+
+def test_one_that_somebody_else_loads_serves_and_is_owed_like_any_other_from_then_on() -> None:
+    looks = left()
+    assert looks.of.observe({MED: "loaded", SMALL: "loaded"})
+    assert MED in looks.of.card.residents
+    assert looks.of.card.unused == ()
+
+
+def test_so_does_one_that_is_loaded_while_its_card_is_proved_free() -> None:
+    looks = left()
+    looks.of.enqueue("a")
+    looks.of.decide()
+    looks.of.run(until="vacate")
+    assert looks.of.observe({MED: "loaded", SMALL: "unloaded"})
+    assert looks.of.card.unused == ()
+
+
 def test_though_it_is_a_default_it_comes_back_only_when_it_is_asked_for() -> None:
     looks = left()
     assert not looks.idle(10 * TTL_MS)
