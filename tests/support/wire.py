@@ -62,13 +62,14 @@ def request(
 
 
 class Wire:
-    """One connection to the server under test."""
+    """One connection to the server under test; nothing is awaited on it for longer than `patience_s`."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
         self._beyond = b""
         self.sent = 0
+        self.patience_s = HUNG_S
 
     @property
     def beyond(self) -> bytes:
@@ -93,7 +94,7 @@ class Wire:
         if self._beyond:
             found, self._beyond = self._beyond, b""
             return found
-        async with asyncio.timeout(HUNG_S):
+        async with asyncio.timeout(self.patience_s):
             try:
                 return await self._reader.read(PIECE)
             except ConnectionError:
