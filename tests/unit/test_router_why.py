@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from workers.llama.why import SHOWN, reasons
+from swapper.errors import BackendError
+from tests.support.virtual_time import virtual
+from workers.llama.events import RouterEvents
+from workers.llama.http import Model, RouterHttp, Status
+from workers.llama.known import Known
+from workers.llama.lifecycle import Lifecycle, Limits
+from workers.llama.why import SHOWN, complains, reasons
 
 PORT = "40873"
 BEFORE = """\
@@ -97,3 +105,51 @@ def test_one_that_died_without_a_word_is_shown_with_its_last_line() -> None:
     quiet = f"[{PORT}] 0.00.053.648 I srv    load_model: loading model '/m/med.gguf'"
     assert reasons([*BEFORE.splitlines(), quiet], PORT) == ["srv    load_model: loading model '/m/med.gguf'"]
     assert reasons([], PORT) == []
+
+
+def test_what_a_child_tells_its_router_is_no_reason() -> None:
+    said = BEFORE.splitlines()
+    assert reasons(said[-1:], PORT) == []
+    assert not complains(said, PORT)
+    assert complains((BEFORE + ABSENT).splitlines(), PORT)
+
+
+class Late:
+    """The control of a router that passes its child's words on after it has told of its end."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    async def ensure(self) -> None: ...
+
+    def alive(self) -> bool:
+        return True
+
+    def pid(self) -> None: ...
+
+    def log_path(self) -> Path:
+        return Path("log")
+
+    async def restart(self, grace_ms: int | None = None) -> None: ...
+
+    def log_tail(self, n: int) -> list[str]:
+        del n
+        self.looks -= 1
+        return [*(BEFORE if self.looks > 0 else BEFORE + ABSENT).splitlines()]
+
+
+class Told(Known):
+    """A model that is told to have failed."""
+
+    async def look(self, name: str) -> Model:
+        return Model(name, Status("unloaded", failed=True, exit_code=1), name=name, run=PORT)
+
+
+@pytest.mark.parametrize(("looks", "why"), [(3, "No such file or directory"), (1000, "cross-origin attacks")])
+@virtual
+async def test_what_the_router_has_not_yet_passed_on_is_waited_for_a_moment(looks: int, why: str) -> None:
+    http = RouterHttp("http://fake")
+    events = RouterEvents(http)
+    lifecycle = Lifecycle(http, events, Told(http, events), Late(looks), Limits())
+    with pytest.raises(BackendError, match=why):
+        await lifecycle.loaded("med")

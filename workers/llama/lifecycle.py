@@ -20,7 +20,7 @@ from workers.llama.child import Child, find_child, gone
 from workers.llama.events import RouterEvents
 from workers.llama.http import Model, RouterHttp
 from workers.llama.known import Known, state_of
-from workers.llama.why import reasons
+from workers.llama.why import complains, reasons
 from workers.patience import STALL_S, Patience, Signs, signs_of, wanted
 
 T = TypeVar("T")
@@ -29,6 +29,8 @@ _GONE_S = 0.25
 ORPHAN_S = 2.0
 """Without its router a model's process ends within about 1.5 s."""
 _AFTER_KILL_S = 15.0  # the router's own stop-timeout is 10 s by default
+_PASSED_ON, _PASSED_ON_S = 20, 0.05
+"""So often, and after so many seconds each, it is looked for what the router has not yet passed on."""
 _LOG_READ = 1000
 """So many lines are looked through for a reason; a wrong option alone makes the server print thirty."""
 
@@ -214,13 +216,25 @@ class Lifecycle:
         text = f"llama-server could not load {name} (exit code {model.status.exit_code})"
         port = model.run
         control = self._control
-        tail = await asyncio.to_thread(control.log_tail, _LOG_READ) if control is not None else None
+        tail = await self._last_lines(port)
         if control is None or tail is None:
             theirs = f"the log of the llama-server at {self._http.url}, which swapper did not start"
             return f"{text}; the reason is in {theirs}: see its lines that begin with [{port}]"
         why = "; ".join(reasons(tail, port)) or "it said nothing"
         path = control.log_path() or "that of its container or unit"
         return f"{text}: {why} (log: {path}, lines that begin with [{port}])"
+
+    async def _last_lines(self, port: str) -> list[str] | None:
+        """Of the router's log, with what the child at `port` complained of; None where the log is not ours."""
+        if self._control is None:
+            return None
+        tail: list[str] | None = None
+        for _ in range(_PASSED_ON):
+            tail = await asyncio.to_thread(self._control.log_tail, _LOG_READ)
+            if tail is None or complains(tail, port):
+                break
+            await asyncio.sleep(_PASSED_ON_S)
+        return tail
 
 
 async def patiently(

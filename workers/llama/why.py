@@ -33,20 +33,30 @@ def reasons(tail: Sequence[str], port: str | None) -> list[str]:
     Without the child's own lines (`port` None: it is no router's) all are looked through; where no line says an error,
     the last one stands.
     """
+    return _said(_own(tail, port))
+
+
+def complains(tail: Sequence[str], port: str) -> bool:
+    """Whether an error stands in the child's lines: the router may tell that it ended before it passes them on."""
+    return any(_is_error(line) and not _ECHO.search(line) for line in _own(tail, port))
+
+
+def _own(tail: Sequence[str], port: str | None) -> list[str]:
     if port is None:
-        return _said([line.strip() for line in tail])
+        return [line.strip() for line in tail]
     mark = f"[{port}]"
     begins = (i for i in reversed(range(len(tail))) if not tail[i].startswith("[") and tail[i].endswith(f" {port}"))
     tail = tail[next(begins, 0) :]  # the router's line with the child's arguments: a port comes round again
-    own = [line.removeprefix(mark).strip() for line in tail if line.startswith(mark)] or [line.strip() for line in tail]
-    return _said(own)
+    return [line.removeprefix(mark).strip() for line in tail if line.startswith(mark)] or [
+        line.strip() for line in tail
+    ]
 
 
 def _said(own: Sequence[str]) -> list[str]:
     errors = [_STAMP.sub("", line, count=1)[:_LONGEST] for line in own if _is_error(line)]
     said = list(dict.fromkeys(line for line in errors if not _ECHO.search(line))) or errors[-1:]
     if not said:
-        return [_STAMP.sub("", line, count=1)[:_LONGEST] for line in own if line][-1:]
+        return [_STAMP.sub("", line, count=1)[:_LONGEST] for line in own if line and not _ECHO.search(line)][-1:]
     return said if len(said) <= SHOWN else [*said[: SHOWN - 1], said[-1]]
 
 
