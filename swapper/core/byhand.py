@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from swapper.core import plan, policy, unused
+from swapper.core.answers import compensate
 from swapper.core.commit import AlertKind, Commit, LeaseChange
 from swapper.core.draft import Draft
 from swapper.core.errand import MANUAL, Errand, Verb
@@ -132,14 +133,24 @@ def _force(draft: Draft, errand: Errand) -> Commit | None:
         elif state is LeaseState.PREPARING:
             draft.leases.append(LeaseChange(hold.lease, frozenset({state}), LeaseState.QUEUED))
         leave(draft, hold, draft.now + draft.spec.policy.grace_ms)
-    if draft.running and draft.swap.stage in _UNTIL_SAVED and draft.swap.drain_ms != 0:
-        draft.update(drain_ms=0)
+    if draft.running:
+        _hurry(draft, errand)
     if draft.card.fault is not None:
         draft.card = replace(draft.card, fault=None)
         draft.alert(f"card {card.name} was vacated by force: it is at fault no more", AlertKind.FAULT)
         draft.alerts[-1] = replace(draft.alerts[-1], over=True)
     changed = draft.commit()
     return changed if changed.leases or changed.cards != (card,) else None
+
+
+def _hurry(draft: Draft, errand: Errand) -> None:
+    """Calls that a swap waits for end now, and what it loads is stopped: nobody is to come any more."""
+    swap = draft.swap
+    if swap.stage in _UNTIL_SAVED and swap.drain_ms != 0:
+        draft.update(drain_ms=0)
+    elif swap.stage is Step.LOAD and not swap.back:
+        compensate(draft, f"{swap.card} was vacated by force ({errand.id})")
+        draft.update(to=())
 
 
 def _over(draft: Draft, errand: Errand, reason: str, outcome: str = "done") -> Commit:

@@ -192,8 +192,8 @@ class Swap:
 
     @property
     def listed(self) -> bool:
-        """Whether it is kept on record: it moves somebody, or somebody asked for it by hand and looks for its end."""
-        return self.moves or self.cause == MANUAL
+        """Whether it is kept on record: it moves somebody, or did before it turned back, or is looked for by hand."""
+        return self.moves or self.back or self.cause == MANUAL
 
 
 @dataclass(frozen=True, slots=True)

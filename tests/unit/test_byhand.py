@@ -363,6 +363,35 @@ def test_by_force_a_lease_that_was_being_prepared_waits_again_and_is_not_lost() 
     assert found.lease("a").state is LeaseState.GRANTED
 
 
+def test_by_force_a_load_that_goes_on_is_stopped_and_who_left_for_it_stays_away() -> None:
+    found = play(MED)
+    found.demand((LARGE, 1, 0))
+    found.decide()
+    found.run(until="load", drain={"slots": SLOTS}, save=SAVED)
+    name = found.by_hand(Verb.VACATE, force=True)
+    found.decide()
+    assert [(c.verb, c.tenant) for c in found.swap.pending] == [("release", LARGE)]
+    found.demand()
+    while found.decide() or found.card.swap is not None:
+        run(found)
+    assert (found.log[name].outcome, found.card.residents) == ("done", ())
+    assert {MED, LARGE} <= {*found.card.unused}
+
+
+def test_a_load_nobody_had_to_leave_for_that_is_stopped_by_force_ends_on_record() -> None:
+    found = play()
+    found.demand((MED, 1, 0))
+    found.decide()
+    found.run(until="load")
+    stopped = found.swap.id
+    found.by_hand(Verb.VACATE, force=True)
+    found.decide()
+    found.demand()
+    found.run()
+    assert found.log[stopped].outcome == "compensated"
+    assert "vacated by force" in (found.log[stopped].reason or "")
+
+
 def test_by_force_calls_end_as_soon_as_their_gate_is_shut_whatever_the_configuration_says() -> None:
     found = play(MED, on_drain_limit="reopen")
     found.demand((MED, 0, 1))
