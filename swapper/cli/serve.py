@@ -21,6 +21,7 @@ from swapper.cli.common import SEARCHED
 from swapper.cli.first import stand_first
 from swapper.config import Config, load
 from swapper.core.spec import Spec
+from swapper.heap import keep_freed
 from swapper.log import setup as setup_logging
 
 log = structlog.get_logger(__name__)
@@ -38,6 +39,7 @@ def serve(path: Path | None) -> None:
     stops in the same way, with exit status 1.
     """
     stand_first()
+    keep_freed()
     setup_logging()
     config = load(path, os.environ)
     _run(_serve(config))

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from swapper.core.types import WorkClass
 from swapper.gateway import errors, heads
@@ -18,7 +18,7 @@ from swapper.gateway.context import LEFT, GatewayContext, Held
 from swapper.gateway.downstream import Arrived, Downstream, refuse
 from swapper.gateway.filters import Filter
 from swapper.gateway.form import form_with, form_with_model, is_form, parse_form
-from swapper.gateway.parse import Ask, parse_body, parse_class, with_model
+from swapper.gateway.parse import CHECKED_BYTES, Ask, not_utf8, parse_body, parse_class, with_model
 from swapper.gateway.pipe import Exchange
 from swapper.gateway.routes import Way
 from swapper.gateway.turns import Full
@@ -87,30 +87,38 @@ async def answer(
     ctx: GatewayContext, arrived: Arrived, klass: WorkClass, asked: Asked, held: Held, down: Downstream
 ) -> None:
     """Answer one call."""
-    model, way = asked.ask.model, asked.way
-    tenant = ctx.names.get(model)
+    tenant = ctx.names.get(asked.ask.model)
     if tenant is None:
-        refuse(down, errors.model_not_found(model, ctx.names))
+        refuse(down, errors.model_not_found(asked.ask.model, ctx.names))
         return
-    if (problem := rests(ctx, model, tenant)) is not None:
-        refuse(down, problem)
+    may_wait = max_wait(ctx, arrived)
+    problem = _refused(ctx, tenant, asked, held.body)
+    if problem is not None or isinstance(may_wait, Problem):
+        refuse(down, problem or cast("Problem", may_wait))
         return
-    if not way.route.brings and not ctx.admission.gate(tenant).open:
-        refuse(down, errors.not_there(model))
-        return
-    if isinstance(may_wait := max_wait(ctx, arrived), Problem):
-        refuse(down, may_wait)
-        return
-    call = ctx.admission.admit(tenant, klass, arrived.caller.owner, may_wait, looks=way.route.looks)
+    call = ctx.admission.admit(tenant, klass, arrived.caller.owner, may_wait, looks=asked.way.route.looks)
     if isinstance(call, Full):
         ctx.told(tenant, 429, 0)
         refuse(down, errors.queue_full(call.waiting))
         return
     code = LEFT
     try:
-        exchange = Exchange(ctx, arrived, down, ctx.targets[tenant], asked.ask, way, held, call)
+        exchange = Exchange(ctx, arrived, down, ctx.targets[tenant], asked.ask, asked.way, held, call)
         del asked  # views of the body, which may go before the answer has passed
         code = await exchange.run()
     finally:
         call.finish()
         ctx.told(tenant, code, call.waited_ms)
+
+
+def _refused(ctx: GatewayContext, tenant: str, asked: Asked, body: bytes) -> Problem | None:
+    """Why a call is not even to wait, if so.
+
+    What can be seen to be no JSON brings no model onto its card; a model that is there says its own error.
+    """
+    way, is_open = asked.way, ctx.admission.gate(tenant).open
+    if (problem := rests(ctx, asked.ask.model, tenant)) is not None or is_open:
+        return problem
+    if not way.route.brings:
+        return errors.not_there(asked.ask.model)
+    return not_utf8(body) if way.rename is with_model and len(body) > CHECKED_BYTES else None

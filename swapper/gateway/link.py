@@ -65,11 +65,9 @@ class _Reading:
     def begin(self, *, headless: bool) -> None:
         """`headless`: there will be no body, whatever the head says."""
         self.headless = headless
-        self.pieces.clear()  # what nobody took of the last answer: its call was given up as it came
         self.headers: Headers = []
         self.status = 0
         self.reason = ""
-        self.size = 0
         self.headed = self.ended = False
         self.sound = True
 
@@ -107,7 +105,6 @@ class _Reading:
     def on_body(self, body: bytes) -> None:
         if not self.ended:
             self.pieces.append(body)
-            self.size += len(body)
 
     def on_message_complete(self) -> None:
         self.ended = self.headed  # an informational one is none
@@ -130,7 +127,8 @@ class Link(_Reading, asyncio.Protocol):
         self._sink: Sink | None = None
         self._error: LinkError | None = None
         self._unsent: memoryview | None = None
-        self._full = self._held_back = self._dropped = False
+        self._full = self._held_back = self._ahead = self._dropped = False
+        self._reads = True
         self._came = 0
         self._sent_s = 0.0
 
@@ -186,15 +184,19 @@ class Link(_Reading, asyncio.Protocol):
 
     def pause(self) -> None:
         """The sink is full: read no more."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._held_back = True
-            self._transport.pause_reading()
+        self._held_back = True
+        self._flow()
 
     def resume(self) -> None:
         """It is no more."""
-        if self._held_back and self._transport is not None and not self._transport.is_closing():
-            self._held_back = False
-            self._transport.resume_reading()
+        self._held_back = False
+        self._flow()
+
+    def rest(self) -> None:
+        """Nobody asks for now: what was not taken is nobody's, and what comes is unasked, which is seen by reading."""
+        self.pieces.clear()
+        self._held_back = self._ahead = False
+        self._flow()
 
     def drop(self) -> None:
         """Close it at once: the server sees it, and gives up what it does."""
@@ -229,8 +231,9 @@ class Link(_Reading, asyncio.Protocol):
                 self._sink.feed(self._taken())
             else:
                 self._wake()
-                if self.size > AHEAD_BYTES and not self.ended:
-                    self.pause()
+                if sum(map(len, self.pieces)) > AHEAD_BYTES and not self.ended:
+                    self._ahead = True
+                    self._flow()
         elif not self.headed and self._came > HEAD_BYTES:
             self._break(f"the head of its answer is larger than {HEAD_BYTES >> 10} KiB")
         if self.ended:
@@ -282,10 +285,21 @@ class Link(_Reading, asyncio.Protocol):
         pieces = self.pieces
         chunk = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
-        if self.size > AHEAD_BYTES and self._sink is None:
-            self.resume()
-        self.size = 0
+        if self._ahead:
+            self._ahead = False
+            self._flow()
         return chunk
+
+    def _flow(self) -> None:
+        """Read, or not."""
+        reads = not (self._held_back or self._ahead)
+        if reads is self._reads or self._transport is None or self._transport.is_closing():
+            return
+        self._reads = reads
+        if reads:
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
 
     def _break(self, why: str) -> None:
         self._error = LinkError(why)

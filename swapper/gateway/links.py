@@ -49,7 +49,7 @@ class Links:
             return
         loop = asyncio.get_running_loop()
         link.idle_since = loop.time()
-        link.resume()  # who took the answer may have been slow; and what comes now is unasked
+        link.rest()
         self._idle.setdefault(link.origin, deque()).append(link)
         if self._sweeper is None:
             self._sweeper = loop.call_later(IDLE_S, self._sweep)

@@ -20,6 +20,8 @@ from swapper.snapshots.chain import Prompt
 
 MEMBERS = 4096
 """How many gzip members a body may have: an empty one takes 20 bytes and counts for no byte of any limit."""
+CHECKED_BYTES = 1 << 16
+"""In a larger body what the parser does not look at is looked at only where a model would come onto its card for it."""
 MESSAGES = 250_000
 """Beyond so many objects in a body no chain is made of it."""
 _PIECE_BYTES = 1 << 20
@@ -122,16 +124,16 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 def parse_body(body: bytes, model: str | None = None) -> Ask | Problem:
     """The model and `stream` of a JSON body, or 400. `model`: whose call it is whatever the body names."""
+    if len(body) <= CHECKED_BYTES and (problem := not_utf8(body)) is not None:
+        return problem
     try:
-        if not body.isascii():
-            body.decode()  # the decoder skips what it does not look for
         decoded = _decode(body)
     except msgspec.ValidationError as error:
         return bad_request(f"the body has a wrong field: {error}")
     except RecursionError:
         return bad_request("the body is nested too deeply")
     except UnicodeDecodeError as error:
-        return bad_request(f"the body is not JSON: {error.reason} (byte {error.start}), and JSON is UTF-8")
+        return _not_utf8(error)
     except msgspec.DecodeError as error:
         if _LONE_AT_END.search(body[-_LONE_BYTES:]):
             return bad_request("the body is not JSON: a lone surrogate, half of a character, stands near its end")
@@ -140,6 +142,20 @@ def parse_body(body: bytes, model: str | None = None) -> Ask | Problem:
     if not named:
         return bad_request("the body names no model", param="model", code="model_missing")
     return Ask(named, bool(decoded.stream), decoded if isinstance(decoded, Prompt) else None)
+
+
+def not_utf8(body: bytes) -> Problem | None:
+    """What is wrong where the parser does not look; 400."""
+    try:
+        if not body.isascii():
+            body.decode()
+    except UnicodeDecodeError as error:
+        return _not_utf8(error)
+    return None
+
+
+def _not_utf8(error: UnicodeDecodeError) -> Problem:
+    return bad_request(f"the body is not JSON: {error.reason} (byte {error.start}), and JSON is UTF-8")
 
 
 def _decode(body: bytes) -> _Body | _Bare:

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from swapper.gateway.context import Budget, Limits
 from swapper.gateway.errors import load_failed
-from swapper.gateway.parse import MEMBERS
+from swapper.gateway.parse import CHECKED_BYTES, MEMBERS
 from tests.unit.gateway_doubles import Script, Served, serve
 
 PLAIN = b'{"model": "alpha"}'
@@ -83,6 +83,14 @@ async def test_a_body_that_cannot_be_served_is_refused_in_words(
         assert words in error["message"]
         assert gateway.upstream.seen == []
         assert gateway.ctx.budget.used == 0
+
+
+async def test_a_large_body_that_is_no_text_brings_no_model_onto_its_card() -> None:
+    body = b'{"model": "alpha", "padding": "' + b" " * CHECKED_BYTES + b'\xff"}'
+    async with serve(opened=False) as gateway:
+        async with gateway.client.post(gateway.url + "/completion", data=body) as response:
+            assert (response.status, "JSON is UTF-8" in await response.text()) == (400, True)
+        assert gateway.admission.waiting == 0
 
 
 @pytest.mark.parametrize(
