@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +19,9 @@ NAMES = ("alpha", "org/big:Q4", "größe")
 
 
 class LiedServe(Server):
-    """Its models are the liar's; `more` is added to its configuration."""
+    """Its models are the liar's; `more` is added to its configuration, `env` to its environment."""
 
-    def __init__(self, folder: Path, server: Liar, more: str = "") -> None:
+    def __init__(self, folder: Path, server: Liar, more: str = "", env: Mapping[str, str] | None = None) -> None:
         super().__init__(folder, RealRouter(folder / "no-router", {}), {})
         first, *others = server.names
         models = {first: {"vram": "4GiB", "default": True, "aliases": ["gpt-4o", *others]}}
@@ -34,6 +34,7 @@ tenants:
   other: {{kind: openai, control: attach, card: gpu0, url: "{server.url}", models: {json.dumps(models)}}}
 {more}"""
         )
+        self.env = env or {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +59,15 @@ class Attacked:
 
 
 @asynccontextmanager
-async def attacked(folder: Path, more: str = "") -> AsyncGenerator[Attacked]:
+async def attacked(
+    folder: Path, more: str = "", env: Mapping[str, str] | None = None, *, until: str = "/ready"
+) -> AsyncGenerator[Attacked]:
     """It is ready. At its end no traceback may stand in its log."""
     async with liar() as server:
         server.plays, server.names = [echo], NAMES
-        serve = LiedServe(folder, server, more)
+        serve = LiedServe(folder, server, more, env)
         try:
-            await asyncio.to_thread(serve.start)
+            await asyncio.to_thread(serve.start, until=until)
             yield Attacked(serve, server)
         finally:
             await asyncio.to_thread(serve.stop)
