@@ -74,7 +74,7 @@ class Draft:
         if errand is not None:
             self.over.append(errand.id)
         if errand is not None and errand.sends_away and not swap.back:
-            self.card = unused.sent_off(self.spec, self.card, errand)
+            self.card = unused.sent_off(self.spec, self.card, errand, swap.from_)
         if swap.listed:
             self.ended.append(swap)
 

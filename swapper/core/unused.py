@@ -7,7 +7,7 @@ swapper the time begins anew.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from swapper.core.errand import Errand
@@ -52,9 +52,13 @@ def left(card: Card, leaving: tuple[str, ...]) -> Card:
     return replace(card, unused=tuple(dict.fromkeys((*card.unused, *leaving))))
 
 
-def sent_off(spec: Spec, card: Card, errand: Errand) -> Card:
-    """By hand: of whom the errand is about, those that are not on the card any more are not owed to it either."""
-    about = (t for t in spec.tenants.values() if t.card == card.name and errand.about(t.id))
+def sent_off(spec: Spec, card: Card, errand: Errand, gone: Collection[str] = ()) -> Card:
+    """By hand: of whom the errand is about, those that are not on the card any more are not owed to it either.
+
+    `gone`: who left for it. Who would not come by itself anyway is no part of it.
+    """
+    back = {*gone, *(card.return_to or ()), *(t.id for t in spec.tenants.values() if t.default)}
+    about = (t for t in spec.tenants.values() if t.card == card.name and errand.about(t.id) and t.id in back)
     off = tuple(t.id for t in about if t.id not in card.residents and not (t.evict_never or t.by_lease))
     owed = tuple(t for t in card.return_to or () if t not in off)
     if set(owed) <= set(card.residents):

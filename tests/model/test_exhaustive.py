@@ -212,7 +212,7 @@ def by_hand(*hands: Errand) -> str:
 
 
 def test_who_is_sent_off_by_hand_and_not_kept_off_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgets(_spec: Spec, card: Card, _errand: Errand) -> Card:
+    def forgets(_spec: Spec, card: Card, *_: object) -> Card:
         return card
 
     monkeypatch.setattr(unused, "sent_off", forgets)
