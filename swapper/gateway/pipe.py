@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-import aiohttp
 import msgspec
 
 from swapper.gateway import errors, heads
@@ -39,17 +38,6 @@ DEATHS = 2
 """How often a call is sent again after its server died over it: some prompts kill servers, and would go on to."""
 PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 _EVENTS = b"text/event-stream"
-
-
-def open_session() -> aiohttp.ClientSession:
-    """For what the gateway itself asks servers: no limit of its own, bodies as they are. The caller closes it."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        skip_auto_headers=("User-Agent", "Accept", "Content-Type"),
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,81 +10,35 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-import httptools
 import structlog
 
-from swapper.caller import Caller
-from swapper.core.types import WorkClass
 from swapper.gateway import errors
-from swapper.gateway.calls import answer, class_of, in_body
+from swapper.gateway.arriving import HEAD_BYTES, Head, Heads, Identify
+from swapper.gateway.calls import answer, in_body
 from swapper.gateway.context import GatewayContext, Held
-from swapper.gateway.downstream import Arrived, Source, arrived, refuse
-from swapper.gateway.parse import with_model
-from swapper.gateway.routes import POST, Way
+from swapper.gateway.downstream import Source, refuse
 from swapper.problem import Problem
 
 if TYPE_CHECKING:
     from swapper.gateway.link import Headers
 
-HEAD_BYTES = 1 << 13
-"""A larger head is aiohttp's to refuse."""
 HEAD_S = 60.0
 """How long a head may take from its first byte to its last."""
 IDLE_S = 3630.0
 """How long a connection may idle: longer than proxies keep theirs."""
 SWEEP_S = 5.0
-KNOWN_HEADS = 256
 AHEAD_BYTES = 1 << 16
 """So much of the next requests is read while one is answered."""
 
-Identify = Callable[[Mapping[bytes, bytes]], "Caller | None"]
-"""Who calls a model's route, by the headers (lower case); None: aiohttp's handlers are to say what is wrong."""
-
-_WAYS = {path.encode(): Way("POST", route.path or path, (), route, with_model) for path, route in POST.items()}
-_ELSEWHERE = frozenset({b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"origin", b"sec-fetch-site"})
-"""With one of these a request is aiohttp's: framed or packed otherwise, or of a page in a browser."""
 _POST = b"POST /"
 _BARE = re.compile(rb"\r(?!\n|\Z)|(?<!\r)\n")
 """A line that ends otherwise than lines do: such a head may have no end that would be seen here."""
 _BODILESS = frozenset({204, 304})
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Head:
-    """Of a request that is answered here."""
-
-    way: Way
-    arrived: Arrived
-    klass: WorkClass
-    kind: str
-    length: int
-    stays: bool
-
-
-class _Reading:
-    """What llhttp finds in one head."""
-
-    __slots__ = ("complete", "headers", "url")
-
-    def __init__(self) -> None:
-        self.url = b""
-        self.headers: Headers = []
-        self.complete = False
-
-    def on_url(self, url: bytes) -> None:
-        self.url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name, value))
-
-    def on_headers_complete(self) -> None:
-        self.complete = True
 
 
 class Door:
@@ -94,8 +48,7 @@ class Door:
         self.ctx = ctx
         self.others = others
         self.wires: set[Wire] = set()
-        self._identify = identify
-        self._heads: dict[bytes, _Head] = {}
+        self.heads = Heads(identify, ctx.limits.body_limit)
         self._loop = asyncio.get_running_loop()
         self._every_s = min(SWEEP_S, ctx.limits.body_pause_ms / 2000)
         self._sweeper: asyncio.TimerHandle | None = None
@@ -125,41 +78,6 @@ class Door:
             wire.look(now)
         self._sweeper = self._loop.call_later(self._every_s, self._sweep) if self.wires else None
 
-    def head(self, data: bytes) -> _Head | None:
-        """The head that `data` is, where its request is answered here. A client's heads are alike: some are kept."""
-        known = self._heads.get(data)
-        if known is None and (known := self._read(data)) is not None:
-            if len(self._heads) >= KNOWN_HEADS:
-                self._heads.clear()
-            self._heads[data] = known
-        return known
-
-    def _read(self, data: bytes) -> _Head | None:
-        reading = _Reading()
-        parser = httptools.HttpRequestParser(reading)
-        try:
-            parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            return None
-        way = _WAYS.get(reading.url)
-        if way is None or not reading.complete or parser.get_http_version() != "1.1":
-            return None
-        named = {name.lower(): value for name, value in reading.headers}
-        if len(named) != len(reading.headers) or not named.keys().isdisjoint(_ELSEWHERE):
-            return None
-        length = named.get(b"content-length", b"")
-        if b"host" not in named or not length.isdigit() or int(length) > self.ctx.limits.body_limit:
-            return None
-        caller = self._identify(named)
-        if caller is None:
-            return None
-        came = arrived(reading.headers, caller)
-        klass = class_of(came)
-        if isinstance(klass, Problem):
-            return None
-        kind = named.get(b"content-type", b"").decode("latin-1")
-        return _Head(way, came, klass, kind, int(length), parser.should_keep_alive())
-
 
 class Wire(asyncio.Protocol):
     """One connection; implements `Downstream` for the call that is answered on it."""
@@ -171,7 +89,7 @@ class Wire(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._ahead = b""
         self._since_s = self._loop.time()
-        self._head: _Head | None = None
+        self._head: Head | None = None
         self._held: Held | None = None
         self._pieces: list[bytes] = []
         self._missing = 0
@@ -239,7 +157,7 @@ class Wire(asyncio.Protocol):
             if len(data) >= HEAD_BYTES or _BARE.search(data):
                 self._hand_over()
             return
-        head = self._door.head(data[:end]) if end <= HEAD_BYTES else None
+        head = self._door.heads.of(data[:end]) if end <= HEAD_BYTES else None
         if head is None:
             self._hand_over()
             return
@@ -280,11 +198,11 @@ class Wire(asyncio.Protocol):
         self._pieces.clear()
         refuse(self, problem)
 
-    def _call(self, head: _Head, held: Held) -> None:
+    def _call(self, head: Head, held: Held) -> None:
         self._head = None
         self.task = self._loop.create_task(self._answer(head, held))
 
-    async def _answer(self, head: _Head, held: Held) -> None:
+    async def _answer(self, head: Head, held: Held) -> None:
         try:
             await _answered(self._door.ctx, head, held, self)
         except Exception:  # the supervisor: a bug ends one request, and is told in the log
@@ -394,7 +312,7 @@ class Wire(asyncio.Protocol):
             self._transport.write(data)
 
 
-async def _answered(ctx: GatewayContext, head: _Head, held: Held, wire: Wire) -> None:
+async def _answered(ctx: GatewayContext, head: Head, held: Held, wire: Wire) -> None:
     asked = await in_body(ctx, head.kind, held, head.way)
     if isinstance(asked, Problem):
         refuse(wire, asked)

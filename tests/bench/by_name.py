@@ -1,4 +1,4 @@
-"""What swapper adds to a swap by name: a call of one model while the other has the card, back and forth, on a real router.
+"""What swapper adds to a swap by name: calls of one model while the other has the card, by turns, on a real router.
 
 Two models of which one fits, two conversations of each in its slots. A round is a call of beta and then one of alpha,
 each the next turn of a conversation that must come back with its model; the bare script does the same with a router of
