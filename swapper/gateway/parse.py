@@ -117,6 +117,7 @@ class Ask:
 _LONE_AT_END = re.compile(rb"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\?$|\\u[0-9a-fA-F]{0,4}$|\\u[dD][c-fC-F])")
 """Where fewer bytes follow than the other half has, the decoder says that the body is cut."""
 _LONE_BYTES = 16
+_MODEL = "model"
 _bare = msgspec.json.Decoder(_Bare)
 _decoder = msgspec.json.Decoder(_Body)
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -177,10 +178,16 @@ def _many_objects(body: bytes) -> bool:
     return all((at := body.find(b"{", at + 1)) >= 0 for _ in range(MESSAGES + 1))
 
 
+def two_names(body: bytes) -> bool:
+    """Whether it may name another model to a server that takes `MODEL` for `model`, as those written in Go do."""
+    text = body.lower()
+    return text.count(b'"model"') != 1 or b"\\u00" in text
+
+
 def with_model(body: bytes, model: str) -> bytes:
-    """The same body under another model name; every other value keeps its bytes."""
-    fields = _fields.decode(body)
-    fields["model"] = msgspec.Raw(msgspec.json.encode(model))
+    """The same body under another model name, and that alone; every other value keeps its bytes."""
+    fields = {name: value for name, value in _fields.decode(body).items() if name == _MODEL or name.lower() != _MODEL}
+    fields[_MODEL] = msgspec.Raw(msgspec.json.encode(model))
     return msgspec.json.encode(fields)
 
 

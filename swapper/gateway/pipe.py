@@ -23,7 +23,7 @@ from swapper.gateway.downstream import Arrived, Downstream, refuse
 from swapper.gateway.filler import Keepalive, comment
 from swapper.gateway.known import Known
 from swapper.gateway.link import Link, LinkError
-from swapper.gateway.parse import Ask
+from swapper.gateway.parse import Ask, two_names
 from swapper.gateway.proof import Tail
 from swapper.gateway.routes import Way
 from swapper.gateway.sse import Frames
@@ -169,7 +169,8 @@ class Exchange:
         """
         target, way, held = self._target, self._way, self._held
         model = target.called(ask.model)
-        renamed = way.rename is not None and (way.own or ask.model != model)
+        unclear = target.several and not target.router and two_names(held.body)
+        renamed = way.rename is not None and (way.own or ask.model != model or unclear)
         chain = None if ask.fields is None or not target.slots else chain_of(way.path, ask.fields)
         if way.rename is not None and renamed:
             held.body = way.rename(held.body, model)
@@ -236,8 +237,6 @@ class Exchange:
         self._tries += 1
         self._call.unpark()
         return None
-
-    # ---- one try
 
     async def _send(self) -> Problem | _Again | None:
         tenant, children = self._target.tenant, self._ctx.children

@@ -212,6 +212,23 @@ async def test_of_a_server_with_several_models_none_but_the_one_asked_for_is_nam
         assert sound.body == form(("model", named))
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model": "alpha", "MODEL": "beta"}',
+        b'{"Model": "beta", "model": "alpha"}',
+        b'{"model": "alpha", "mod\\u0045l": "beta"}',
+        b'{"model": "beta", "model": "alpha"}',
+    ],
+)
+async def test_a_server_that_takes_other_letters_for_the_same_reads_no_other_model(body: bytes) -> None:
+    """Those written in Go do, and load what they read."""
+    async with serve() as served:
+        served.ctx.targets = {ALPHA: replace(served.ctx.targets[ALPHA], router=False, slots=False)}
+        assert await send(served, "POST", "/v1/chat/completions", body) == 200
+        assert json.loads(served.upstream.seen[0].body) == {"model": "alpha"}
+
+
 async def test_nobody_loads_unloads_or_reloads_a_routers_models_through_it() -> None:
     async with serve() as served:
         assert await send(served, "POST", "/upstream/alpha/models/unload", b'{"model": "alpha"}') == 403
