@@ -123,8 +123,8 @@ class MetricsRoutes:
     def _prompts(self) -> Iterator[Metric]:
         tokens = CounterMetricFamily(
             "swapper_prompt_tokens",
-            "Prompt tokens of answered calls: taken from the cache, or processed; reread are those of the processed "
-            "that had been read before.",
+            "Prompt tokens of answered calls, as the answers count them: taken from the cache, or processed (all whose "
+            "server says nothing of a cache); reread are those of the processed that had been read before.",
             labels=["model", "kind"],
         )
         for tenant, spec in self._ctx.spec.tenants.items():

@@ -10,10 +10,11 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from swapper.core.types import WorkClass
 from swapper.gateway import errors, heads
+from swapper.gateway.admission import Call
 from swapper.gateway.context import LEFT, GatewayContext, Held
 from swapper.gateway.downstream import Arrived, Downstream, refuse
 from swapper.gateway.filters import Filter
@@ -27,6 +28,8 @@ from swapper.problem import Problem
 
 _T = TypeVar("_T")
 _JSON = "application/json"
+FAILED = 500
+"""The code of a call that swapper failed over."""
 LARGE_BYTES = 1 << 20
 """From here on a body is parsed in a pass of its own: 64 MiB take up to a quarter of a second."""
 
@@ -91,24 +94,33 @@ async def answer(
     if tenant is None:
         refuse(down, errors.model_not_found(asked.ask.model, ctx.names))
         return
-    may_wait = max_wait(ctx, arrived)
-    problem = _refused(ctx, tenant, asked, held.body)
-    if problem is not None or isinstance(may_wait, Problem):
-        refuse(down, problem or cast("Problem", may_wait))
+    call = _admitted(ctx, arrived, klass, tenant, asked, held.body)
+    if isinstance(call, Problem):
+        ctx.told(tenant, call.status, 0)
+        refuse(down, call)
         return
-    call = ctx.admission.admit(tenant, klass, arrived.caller.owner, may_wait, looks=asked.way.route.looks)
-    if isinstance(call, Full):
-        ctx.told(tenant, 429, 0)
-        refuse(down, errors.queue_full(call.waiting))
-        return
-    code = LEFT
+    code = FAILED
     try:
         exchange = Exchange(ctx, arrived, down, ctx.targets[tenant], asked.ask, asked.way, held, call)
         del asked  # views of the body, which may go before the answer has passed
         code = await exchange.run()
+    except asyncio.CancelledError:
+        code = LEFT
+        raise
     finally:
         call.finish()
         ctx.told(tenant, code, call.waited_ms)
+
+
+def _admitted(
+    ctx: GatewayContext, arrived: Arrived, klass: WorkClass, tenant: str, asked: Asked, body: bytes
+) -> Call | Problem:
+    if (problem := _refused(ctx, tenant, asked, body)) is not None:
+        return problem
+    if isinstance(may_wait := max_wait(ctx, arrived), Problem):
+        return may_wait
+    call = ctx.admission.admit(tenant, klass, arrived.caller.owner, may_wait, looks=asked.way.route.looks)
+    return errors.queue_full(call.waiting) if isinstance(call, Full) else call
 
 
 def _refused(ctx: GatewayContext, tenant: str, asked: Asked, body: bytes) -> Problem | None:

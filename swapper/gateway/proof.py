@@ -50,14 +50,43 @@ class _Usage(msgspec.Struct):
     completion_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
     input_tokens: int | None = None
+    input_tokens_details: _Details | None = None
     cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
     output_tokens: int | None = None
+
+    def spent(self) -> Spent | None:
+        """The prompt's tokens; what is not said to come from a cache was processed, as far as anybody knows."""
+        if self.prompt_tokens is not None:
+            cached = _cached(self.prompt_tokens_details)
+            return Spent(cached, self.prompt_tokens - cached)
+        if self.input_tokens is None:
+            return None
+        if self.input_tokens_details is not None:  # OpenAI's Responses count the whole prompt
+            cached = _cached(self.input_tokens_details)
+            return Spent(cached, self.input_tokens - cached)
+        return Spent(self.cache_read_input_tokens or 0, self.input_tokens + (self.cache_creation_input_tokens or 0))
+
+
+class _Completed(msgspec.Struct):
+    usage: _Usage | None = None
 
 
 class _Answer(msgspec.Struct):
+    """`response`: where the last event of a Responses stream has it."""
+
     timings: _Timings | None = None
     usage: _Usage | None = None
     id_slot: int | None = None
+    response: _Completed | None = None
+
+    def spent(self) -> Spent | None:
+        """What it says of its prompt, by whichever API."""
+        timings = self.timings
+        if timings is not None and timings.prompt_n is not None:
+            return Spent(timings.cache_n or 0, timings.prompt_n)
+        usage = self.usage or (None if self.response is None else self.response.usage)
+        return None if usage is None else usage.spent()
 
 
 class _Message(msgspec.Struct):
@@ -66,6 +95,14 @@ class _Message(msgspec.Struct):
 
 class _Started(msgspec.Struct):
     message: _Message
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Prompt tokens of one answer: from a cache, and processed."""
+
+    cached: int
+    processed: int
 
 
 class SlotLine(msgspec.Struct):
@@ -147,14 +184,22 @@ class Tail:
             return next((found for found in map(_reuse, _last_events(text)) if found), None)
         return None if self._cut else _reuse(text)
 
+    def spent(self) -> Spent | None:
+        """The prompt's tokens, also where nothing is said of a cache; None where the answer does not count them."""
+        text = b"".join(self._chunks)
+        if not self.sse:
+            return None if self._cut else _spent(text)
+        late = next((found for found in map(_spent, _last_events(text)) if found is not None), None)
+        if self._head is None or (late is not None and late.cached + late.processed):
+            return late
+        usage = _first_usage(bytes(self._head))
+        return None if usage is None else usage.spent()
+
 
 def _of_message(head: bytes, text: bytes) -> Reuse | None:
     """Anthropic's stream: the prompt stands in the first event, `message_start`, what was generated in a late one."""
-    first = head.replace(b"\r\n", b"\n").partition(b"\n\n")[0]
-    started = next((line[5:] for line in first.split(b"\n") if line.startswith(b"data:")), b"")
-    try:
-        prompt = _started.decode(started).message.usage
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    prompt = _first_usage(head)
+    if prompt is None:
         return None
     generated: int | None = None
     for event in _last_events(text):
@@ -166,6 +211,26 @@ def _of_message(head: bytes, text: bytes) -> Reuse | None:
             generated = found.output_tokens
             break
     return _of_usage(prompt, generated, None)
+
+
+def _first_usage(head: bytes) -> _Usage | None:
+    first = head.replace(b"\r\n", b"\n").partition(b"\n\n")[0]
+    started = next((line[5:] for line in first.split(b"\n") if line.startswith(b"data:")), b"")
+    try:
+        return _started.decode(started).message.usage
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _spent(text: bytes) -> Spent | None:
+    try:
+        return _answer.decode(text).spent()
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _cached(details: _Details | None) -> int:
+    return 0 if details is None else details.cached_tokens or 0
 
 
 def _of_usage(usage: _Usage, generated: int | None, slot: int | None) -> Reuse | None:

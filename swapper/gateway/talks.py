@@ -25,6 +25,7 @@ from swapper.gateway.replay import Replays
 from swapper.snapshots.chain import Chain
 from swapper.snapshots.conversation import Conversation, Kept, Match, Place, Relation, Request
 from swapper.snapshots.index import Index
+from swapper.snapshots.reread import Account
 
 if TYPE_CHECKING:
     from swapper.gateway.context import GatewayContext, Target
@@ -160,6 +161,8 @@ class Talks:
         match = None if known is None else known.match(self.index)
         if known is not None and match is not None:
             self._note(known, match, reuse)
+        if tail is not None and (known is None or reuse is None) and (spent := tail.spent()) is not None:
+            self.index.count(target.tenant, Account(Relation.NEW, spent.cached, spent.processed))
         if self._written is not None:
             self._written.due()
         if reuse is None or self._ctx is None:

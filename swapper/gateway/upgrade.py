@@ -90,10 +90,12 @@ def _wanted(
     target = ctx.targets[ctx.names[model]]
     if (problem := refused(request, path, target)) is not None:
         return problem
-    if (problem := rests(ctx, model, target.tenant)) is not None:
+    problem = rests(ctx, model, target.tenant)
+    if problem is None and "Origin" in request.headers and not ctx.admission.gate(target.tenant).open:
+        problem = errors.page_waits(model, RETRY_S)
+    if problem is not None:
+        ctx.told(target.tenant, problem.status, 0)
         return problem
-    if "Origin" in request.headers and not ctx.admission.gate(target.tenant).open:
-        return errors.page_waits(model, RETRY_S)
     way = Way("GET", path, tuple(request.query.items()), Route(runs=False), own=True)
     return _Wanted(model, target, way, klass, arrived)
 

@@ -108,7 +108,7 @@ class Index:
         if spent.why is Why.EVICTED and match.conversation is not None:
             talk = replace(talk, evicted=spent.reread, stood=match.conversation.slot)
         self._put(tenant, replace(talk, origin=origin, saved_ms=saved_ms))
-        self._count(tenant, spent)
+        self.count(tenant, spent)
         return spent
 
     def unseat(self, tenant: str, tokens: int, by: str) -> None:
@@ -134,7 +134,7 @@ class Index:
         """
         if (talk := self.conversation(tenant, name)) is not None:
             spent = account(Match(Relation.SAME, talk), talk.prompt, cache_n, prompt_n, slot)
-            self._count(tenant, replace(spent, cached=0))
+            self.count(tenant, replace(spent, cached=0))
             tokens = cache_n + prompt_n
             there = replace(talk, place=Place.SERVER, slot=slot, tokens=tokens, snapshot="", reason="")
             self._set(tenant, replace(there, restored=False, saved=False, as_prompt=True, passed=False))
@@ -315,7 +315,8 @@ class Index:
         there = (talk for talk in self.conversations(tenant) if talk.place is Place.DISK)
         return next((t for t in there if name in (link.hex() for link in t.links.newest(ATTACHED_LINKS))), None)
 
-    def _count(self, tenant: str, spent: Account) -> None:
+    def count(self, tenant: str, spent: Account) -> None:
+        """Add to what the answers of a tenant cost: here what was asked for, elsewhere what is no conversation."""
         known = self._tenants[tenant]
         known.counts = known.counts.plus(spent)
 

@@ -64,9 +64,12 @@ async def test_a_call_that_runs_beside_looks_is_work() -> None:
 @pytest.mark.parametrize("path", WATCHED)
 async def test_who_watches_a_model_that_is_away_is_told_so_and_does_not_bring_it(path: str) -> None:
     async with serve(opened=False) as served, asyncio.timeout(10):
+        codes: list[int] = []
+        served.ctx.told = lambda _tenant, code, _waited_ms: codes.append(code)
         status, told = await got(served, path)
         assert (status, "looking does not bring it" in str(told)) == (503, True)
         assert served.admission.demand() == ()
+        assert codes == [503]  # counted like any answer
 
 
 class Heard(FakeLink):
