@@ -21,7 +21,7 @@ def _names(value: object) -> object:
 
 
 def _parameter(name: str) -> str:
-    if name.partition(".")[0] == _MODEL:
+    if name.partition(".")[0].lower() == _MODEL:
         raise ValueError("model stays as it was called; write another name under aliases, or under by_name")
     if not all(name.split(".")):
         raise ValueError(f"{name!r} is no parameter's name; a dot leads into an object, as in chat_template_kwargs.x")

@@ -76,8 +76,8 @@ def test_a_model_that_is_watched_all_the_time_leaves_after_its_ttl_and_comes_bac
     with serve(tmp_path, "{vram: 8GiB, default: true, ttl: 3s}") as server, Watcher(server) as watcher:
         server.chat("alpha", "hello")
         assert status(server, "/props?model=alpha") == 200
-        swap = server.next_swap(lambda swap: swap["outcome"] == "done")
-        assert (swap["cause"], swap["to"]) == ("ttl", [])
+        swap = server.next_swap(lambda swap: (swap["cause"], swap["outcome"]) == ("ttl", "done"))
+        assert swap["to"] == []
         watcher.rounds(3)
         assert status(server, "/props?model=alpha") == 503
         assert server.get("/running") == {"running": []}

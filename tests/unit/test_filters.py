@@ -100,6 +100,7 @@ def test_a_model_is_called_by_the_names_that_parameters_belong_to_and_each_has_i
     [
         ("strip: [model]", "model stays as it was called"),
         ("set: {model: other}", "model stays as it was called"),
+        ("set: {Model: other}", "model stays as it was called"),
         ("by_name: {sharp: {model.x: 1}}", "model stays as it was called"),
         ("set: {a..b: 1}", "'a..b' is no parameter's name"),
         ("set: {x: [{y: .inf}]}", "x must be a value that JSON has"),
