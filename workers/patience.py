@@ -135,6 +135,8 @@ class Patience:
                 task.cancel()
                 with suppress(asyncio.CancelledError, BackendError):
                     await task
+            elif not task.cancelled():
+                task.exception()  # looked at: we may have been cut off in the moment in which it failed
 
 
 def _now() -> float:
