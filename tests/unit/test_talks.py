@@ -305,7 +305,10 @@ async def test_a_call_that_comes_before_its_conversation_is_replayed_is_not_kept
         other = asyncio.create_task(gateway.call(body([{"role": "user", "content": "x"}])))
         again = [{"snapshot": f"replay:{name}", "id": name, "tokens": 2_000}]
         await gateway.waiting(1)
+        sent = len(gateway.upstream.seen)
         await say(gateway, "open", 2, epoch=3, swap="sw_1", loaded=True, unproved=[], kept=[], recall=again)
+        while len(gateway.upstream.seen) == sent:
+            await gateway.upstream.arrived.get()
         assert (await gateway.call(body(TURN_2))).status == 200
         held.put(json.dumps(figures(0, 9)).encode(), None)
         await other
