@@ -95,9 +95,12 @@ class Patience:
         self._looked_at = self._moved_at = self._stirred_at = _now()
 
     async def look(self) -> None:
-        """Look, at most once in LOOK_S. Raises BackendStalled once nothing has moved for too long; see `wanted`."""
+        """Look, at most once in LOOK_S, so that a short load is not held up by it; see `wanted`.
+
+        Raises BackendStalled once nothing has moved for too long.
+        """
         wanted(self._what)
-        if self._mark is not None and _now() - self._looked_at < self._look_s:
+        if _now() - self._looked_at < self._look_s:
             return
         signs = await self._signs()
         self._looked_at = _now()

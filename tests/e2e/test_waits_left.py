@@ -60,3 +60,20 @@ def test_a_load_that_its_only_client_left_is_stopped_and_the_resident_comes_back
     assert ("release", "llama/beta") in steps
     back(server, "llama/alpha")
     assert cache_n(server.chat("alpha", STORY)) >= len(STORY)
+
+
+def test_a_client_that_left_while_it_waited_for_a_lease_causes_no_swap(server: Server) -> None:
+    lease = server.lease("render", wait=30)
+    client = called(server, "beta")
+    eventually(lambda: waiting(server) == ["llama/beta"], "it waits")
+    client.close()
+    eventually(lambda: not waiting(server), "it is gone")
+    server.release(lease)
+    back(server, "llama/alpha")
+    assert [swap["cause"] for swap in server.swaps() if "beta" in str(swap["cause"])] == []
+
+
+def waiting(server: Server) -> list[str]:
+    """The tenants that calls wait for."""
+    status = server.get("/api/status")
+    return [str(one["tenant"]) for one in cast("list[Json]", status["demand"]) if one["waiting"]]
