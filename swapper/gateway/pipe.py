@@ -33,7 +33,7 @@ from swapper.problem import Problem
 from swapper.snapshots.chain import chain_of
 
 SMALL_BYTES = 8192
-"""An error answer up to this size is read before it is passed on: it may say that the model is not there."""
+"""So much of an error's body is read before it is passed on: it may say that the model is not there."""
 DEATHS = 2
 """How often a call is sent again after its server died over it: some prompts kill servers, and would go on to."""
 PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
@@ -263,6 +263,7 @@ class Exchange:
             called = self._target.called(self._ask.model)
             head = heads.request_head(self._arrived, self._target, child, way, called, length)
             link.send(head, body, headless=way.method == "HEAD")
+            del body  # it may go before the answer has passed
             await link.answered()
             return await self._receive(link, child)
         finally:
@@ -335,7 +336,7 @@ class Exchange:
         """The 200 is out, but the server answered otherwise: its own error object becomes the last event."""
         body = first
         try:
-            while more := await link.more():
+            while len(body) <= SMALL_BYTES and (more := await link.more()):
                 body += more
         except LinkError as error:
             return errors.upstream_failed(self._ask.model, str(error))

@@ -10,9 +10,11 @@ from dataclasses import replace
 import pytest
 from aiohttp import web
 
-from swapper.gateway import http
+from swapper.gateway import http, wire
+from swapper.gateway.calls import Asked, in_body
 from swapper.gateway.context import Budget, GatewayContext, Held, Limits
 from swapper.gateway.known import Known
+from swapper.gateway.routes import Way
 from swapper.problem import Problem
 from swapper.snapshots.chain import BLOCK_BYTES
 from swapper.snapshots.conversation import Kept, Relation, Request
@@ -60,7 +62,12 @@ def bodies(monkeypatch: pytest.MonkeyPatch) -> Bodies:
         held.body = bodies.watch(held.body)
         return problem
 
+    async def watched_too(ctx: GatewayContext, kind: str, held: Held, way: Way) -> Asked | Problem:
+        held.body = bodies.watch(held.body)
+        return await in_body(ctx, kind, held, way)
+
     monkeypatch.setattr(http, "_read_body", watched)
+    monkeypatch.setattr(wire, "in_body", watched_too)
     return bodies
 
 
