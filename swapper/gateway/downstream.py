@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from swapper.caller import Caller
-from swapper.gateway.heads import passed_on
+from swapper.gateway.heads import header, passed_on
 from swapper.gateway.link import Headers
 from swapper.problem import Problem
 
@@ -54,16 +54,17 @@ class Downstream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A request but for its body: headers as they were sent, and of them the lines that go up."""
+    """A request but for its body: headers as they were sent, of them the lines that go up, and how long it may wait."""
 
     headers: Sequence[tuple[bytes, bytes]]
     caller: Caller
     passed: bytes
+    wait: str = ""
 
 
 def arrived(headers: Sequence[tuple[bytes, bytes]], caller: Caller) -> Arrived:
     """A request with these headers."""
-    return Arrived(headers, caller, passed_on(headers))
+    return Arrived(headers, caller, passed_on(headers), header(headers, b"x-swapper-max-wait").strip())
 
 
 def refuse(down: Downstream, problem: Problem) -> int:

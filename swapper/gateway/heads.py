@@ -126,6 +126,7 @@ class _Fate(Enum):
 
 _FATES: dict[bytes, _Fate] = {}
 _KNOWN = 1000
+_NAMES_NOTHING = frozenset({b"keep-alive", b"close"})
 
 
 def _fate(name: bytes) -> _Fate:
@@ -172,7 +173,7 @@ def answer_head(headers: Headers, call: Call) -> AnswerHead:
                 head.headers.append(pair)
                 head.bounded = True
             case _Fate.NAMES:
-                names = True
+                names = names or pair[1].lower() not in _NAMES_NOTHING
             case _Fate.ENDS:
                 pass
     if names:

@@ -28,20 +28,24 @@ class Links:
         self._tls: ssl.SSLContext | None = None
         self._closed = False
 
-    async def to(self, origin: Origin, *, fresh: bool = False) -> Link:
-        """A connection for one call, `fresh` or used before. Raises LinkError with `unsent`."""
+    async def to(self, origin: Origin) -> Link:
+        """A new connection for one call. Raises LinkError with `unsent`."""
         if self._closed:
             raise LinkError("the gateway stops", unsent=True)
+        link = await self._connected(origin)
+        self._used.add(link)
+        return link
+
+    def idle(self, origin: Origin) -> Link | None:
+        """One that was used before, where there is one: it need not be waited for."""
         idle = self._idle.get(origin)
-        while idle and not fresh:
+        while idle:
             link = idle.pop()
             if link.fit:
                 link.reused = True
                 self._used.add(link)
                 return link
-        link = await self._connected(origin)
-        self._used.add(link)
-        return link
+        return None
 
     def back(self, link: Link) -> None:
         """The call is over, however it ended: a connection whose answer is whole may be used again."""

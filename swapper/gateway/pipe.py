@@ -211,7 +211,8 @@ class Exchange:
         if self._call.cut_reason is None:
             ready = True
             with _Interrupt(self._call, task) as interrupt:
-                ready = not self._way.route.runs or await self._ctx.talks.ready(self._target.tenant, self._known)
+                if self._way.route.runs and self._target.slots:
+                    ready = await self._ctx.talks.ready(self._target.tenant, self._known)
                 if ready:
                     outcome = await self._send()
             if ready and not interrupt.fired:
@@ -240,7 +241,9 @@ class Exchange:
 
     async def _send(self) -> Problem | _Again | None:
         tenant, children = self._target.tenant, self._ctx.children
-        child = await children.locate(self._target, self._ctx.admission.gate(tenant).epoch)
+        child = None
+        if self._target.router:
+            child = await children.locate(self._target, self._ctx.admission.gate(tenant).epoch)
         fresh = False
         while True:
             try:
@@ -257,7 +260,8 @@ class Exchange:
         """Raises LinkError as long as nothing of the answer is there."""
         way, body = self._way, self._held.body
         url = self._target.url if child is None else child.url
-        link = await self._ctx.links.to(heads.base(url)[0], fresh=fresh)
+        origin, links = heads.base(url)[0], self._ctx.links
+        link = (None if fresh else links.idle(origin)) or await links.to(origin)
         try:
             length = len(body) if body or way.method == "POST" else None
             called = self._target.called(self._ask.model)
@@ -269,7 +273,7 @@ class Exchange:
         finally:
             if child is not None and link.broken:
                 self._ctx.children.forget(self._target.tenant, child)
-            self._ctx.links.back(link)
+            links.back(link)
 
     async def _receive(self, link: Link, child: Child | None) -> Problem | _Again | None:
         """The first bytes decide: not ready (again), an error after our 200 (an event), else pass it through."""

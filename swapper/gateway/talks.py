@@ -156,8 +156,9 @@ class Talks:
         `tail` is None where the answer was broken off: its prompt was read all the same.
         """
         self._moved(target.tenant)
-        reuse = None if tail is None else tail.reuse()
         ledger = self._ledgers.get(target.tenant)
+        proves = known is not None or (ledger is not None and ledger.unproved)
+        reuse = tail.reuse() if tail is not None and proves else None
         match = None if known is None else known.match(self.index)
         if known is not None and match is not None:
             self._note(known, match, reuse)

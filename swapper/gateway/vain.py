@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from swapper.config.units import duration_ms
 from swapper.errors import StoreDown
-from swapper.gateway import errors, heads
+from swapper.gateway import errors
 from swapper.gateway.admission import Call
 from swapper.gateway.context import GatewayContext, Why
 from swapper.gateway.downstream import Arrived
@@ -20,8 +20,7 @@ MAX_WAIT = "X-Swapper-Max-Wait"
 
 def max_wait(ctx: GatewayContext, arrived: Arrived) -> int | Problem:
     """Milliseconds this call may wait: its own word where it has one, `gateway.max_wait` at most."""
-    said = heads.header(arrived.headers, b"x-swapper-max-wait").strip()
-    if not said:
+    if not (said := arrived.wait):
         return ctx.limits.max_wait_ms
     try:
         asked = duration_ms(f"{said}s" if said.replace(".", "", 1).isdigit() else said)

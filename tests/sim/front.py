@@ -214,9 +214,12 @@ class Links:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    async def to(self, origin: Origin, *, fresh: bool = False) -> Link:
+    def idle(self, origin: Origin) -> None:
+        """None is."""
+        del origin
+
+    async def to(self, origin: Origin) -> Link:
         """Somebody is there, or the first wait says so."""
-        del fresh
         return Link(self._session, origin)
 
     def back(self, link: Link) -> None:
