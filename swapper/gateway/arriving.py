@@ -6,8 +6,10 @@ is strange, refused or rare is not taken, and then aiohttp's handlers judge all 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import httptools
 
@@ -23,10 +25,13 @@ from swapper.problem import Problem
 HEAD_BYTES = 1 << 13
 """A larger head is aiohttp's to refuse."""
 KNOWN = 256
+BARE = re.compile(rb"\r(?!\n|\Z)|(?<!\r)\n")
+"""A line that ends otherwise than lines do: such a head may have no end that would be seen here."""
 Identify = Callable[[Mapping[bytes, bytes]], "Caller | None"]
 """Who calls a model's route, by the headers (lower case); None: aiohttp's handlers are to say what is wrong."""
 
 _WAYS = {path.encode(): Way("POST", route.path or path, (), route, with_model) for path, route in POST.items()}
+_SECRET = frozenset({b"authorization", b"x-api-key"})
 _ELSEWHERE = frozenset({b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"origin", b"sec-fetch-site"})
 """With one of these a request is aiohttp's: framed or packed otherwise, or of a page in a browser."""
 
@@ -46,12 +51,13 @@ class Head:
 class _Reading:
     """What llhttp finds in one head."""
 
-    __slots__ = ("complete", "headers", "url")
+    __slots__ = ("complete", "headers", "parser", "stays", "url")
 
     def __init__(self) -> None:
         self.url = b""
         self.headers: Headers = []
-        self.complete = False
+        self.complete = self.stays = False
+        self.parser: httptools.HttpRequestParser | None = None
 
     def on_url(self, url: bytes) -> None:
         self.url += url
@@ -61,6 +67,7 @@ class _Reading:
 
     def on_headers_complete(self) -> None:
         self.complete = True
+        self.stays = self.parser is not None and self.parser.should_keep_alive()
 
 
 class Heads:
@@ -73,22 +80,23 @@ class Heads:
 
     def of(self, data: bytes) -> Head | None:
         """The head that `data` is, or None where its request is aiohttp's."""
-        known = self._known.get(data)
+        name = blake2b(data, digest_size=16).digest()  # not the head itself, for it may hold a key
+        known = self._known.get(name)
         if known is None and (known := self._read(data)) is not None:
             if len(self._known) >= KNOWN:
                 self._known.clear()
-            self._known[data] = known
+            self._known[name] = known
         return known
 
     def _read(self, data: bytes) -> Head | None:
         reading = _Reading()
-        parser = httptools.HttpRequestParser(reading)
+        parser = reading.parser = httptools.HttpRequestParser(reading)
         try:
             parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             return None
         way = _WAYS.get(reading.url)
-        if way is None or not reading.complete or parser.get_http_version() != "1.1":
+        if way is None or not reading.complete or BARE.search(data) or parser.get_http_version() != "1.1":
             return None
         named = {name.lower(): value for name, value in reading.headers}
         if len(named) != len(reading.headers) or not named.keys().isdisjoint(_ELSEWHERE):
@@ -99,9 +107,9 @@ class Heads:
         caller = self._identify(named)
         if caller is None:
             return None
-        came = arrived(reading.headers, caller)
+        came = arrived([pair for pair in reading.headers if pair[0].lower() not in _SECRET], caller)
         klass = class_of(came)
         if isinstance(klass, Problem):
             return None
         kind = named.get(b"content-type", b"").decode("latin-1")
-        return Head(way, came, klass, kind, int(length), parser.should_keep_alive())
+        return Head(way, came, klass, kind, int(length), reading.stays)

@@ -22,7 +22,12 @@ STALE_S = 1.0
 """Who closes an idle connection does so at once; later it was the call that was too much."""
 
 Headers = list[tuple[bytes, bytes]]
-_FRAMES = frozenset({b"content-length", b"transfer-encoding"})
+
+
+def _frames(name: bytes, value: bytes) -> bool:
+    """Whether this header says where a body ends."""
+    chunked = name == b"transfer-encoding" and value.lower().rstrip().endswith(b"chunked")
+    return chunked or name == b"content-length"
 
 
 class LinkError(Exception):
@@ -74,7 +79,7 @@ class _Reading:
     @property
     def bounded(self) -> bool:
         """Whether the answer says itself where it ends; else only the end of the connection does."""
-        return self.status in (204, 304) or any(name.lower() in _FRAMES for name, _ in self.headers)
+        return self.status in (204, 304) or any(_frames(name.lower(), value) for name, value in self.headers)
 
     # ---- llhttp's callbacks
 
@@ -84,7 +89,7 @@ class _Reading:
 
     def on_status(self, status: bytes) -> None:
         if not self.headed:
-            self.reason = status.decode("latin-1")
+            self.reason += status.decode("latin-1")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self.headed:  # else it is a trailer

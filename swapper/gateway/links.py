@@ -33,6 +33,9 @@ class Links:
         if self._closed:
             raise LinkError("the gateway stops", unsent=True)
         link = await self._connected(origin)
+        if self._closed:
+            link.drop()
+            raise LinkError("the gateway stops", unsent=True)
         self._used.add(link)
         return link
 

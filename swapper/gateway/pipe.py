@@ -223,6 +223,7 @@ class Exchange:
         if self._call.started:
             return errors.ended(reason)
         self._call.requeue()
+        self._first_try_ms = None  # a swap takes its time, and that is not the server's
         return None
 
     async def _pause(self, again: _Again) -> Problem | None:
@@ -250,7 +251,7 @@ class Exchange:
                 return await self._ask_server(child, fresh=fresh)
             except LinkError as error:
                 if error.stale:
-                    fresh = True  # it had idled until its server closed it, which has seen nothing of the call
+                    fresh = True  # it had idled until its server closed it, which has most likely not read the call
                     continue
                 if child is not None:
                     children.forget(tenant, child)

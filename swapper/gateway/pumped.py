@@ -22,6 +22,7 @@ class Pumped:
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
+        self._handler = asyncio.current_task()
         self._head: tuple[int, str, Headers] | None = None
         self._queue: deque[bytes] = deque()
         self._size = 0
@@ -41,6 +42,7 @@ class Pumped:
         self._size += len(chunk)
         if self._pump is None:
             self._pump = asyncio.create_task(self._run())
+            self._pump.add_done_callback(self._ended_early)
         self._wake.set()
         if self._size > QUEUE_BYTES and self._source is not None and not self._held_back:
             self._held_back = True
@@ -81,9 +83,14 @@ class Pumped:
         if self._pump is not None:
             self._pump.cancel()
 
+    def _ended_early(self, pump: asyncio.Task[web.StreamResponse]) -> None:
+        """What cannot go out is made by nobody any more: the handler ends, and hears why."""
+        if not pump.cancelled() and pump.exception() is not None and not self._ended and self._handler is not None:
+            self._handler.cancel()
+
     def _made(self) -> web.StreamResponse:
         status, reason, headers = self._head or (500, "Internal Server Error", [])
-        pairs = ((name.decode("latin-1"), value.decode("utf-8", "surrogateescape")) for name, value in headers)
+        pairs = ((name.decode("latin-1"), value.decode("utf-8", "replace")) for name, value in headers)
         return web.StreamResponse(status=status, reason=reason, headers=CIMultiDict(pairs))
 
     async def _run(self) -> web.StreamResponse:

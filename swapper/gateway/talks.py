@@ -157,8 +157,7 @@ class Talks:
         """
         self._moved(target.tenant)
         ledger = self._ledgers.get(target.tenant)
-        proves = known is not None or (ledger is not None and ledger.unproved)
-        reuse = tail.reuse() if tail is not None and proves else None
+        reuse = tail.reuse() if tail is not None and (known is not None or (ledger and ledger.unproved)) else None
         match = None if known is None else known.match(self.index)
         if known is not None and match is not None:
             self._note(known, match, reuse)
@@ -230,8 +229,8 @@ class Talks:
     def told(self, tenant: str) -> list[dict[str, object]]:
         """The conversations believed to be in the server, as commands and their answers tell of them."""
         unsettled = self._unsettled.get(tenant, ())
-        talks = self.index.talks(tenant)[:MOST]
-        there = [replace(talk, slot=None) if talk.tokens in unsettled else talk for talk in talks]
+        talks = self.index.talks(tenant)
+        there = [replace(talk, slot=None) if talk.tokens in unsettled else talk for talk in talks[:MOST]]
         unread = (self.index.conversation(tenant, name) for name in self._unread.get(tenant, ()))
         return [*map(asdict, there), *(_unread(talk) for talk in unread if talk is not None)]
 

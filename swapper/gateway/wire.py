@@ -9,14 +9,13 @@ a client does not read holds back its server.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 import structlog
 
 from swapper.gateway import errors
-from swapper.gateway.arriving import HEAD_BYTES, Head, Heads, Identify
+from swapper.gateway.arriving import BARE, HEAD_BYTES, Head, Heads, Identify
 from swapper.gateway.calls import answer, in_body
 from swapper.gateway.context import GatewayContext, Held
 from swapper.gateway.downstream import Source, refuse
@@ -25,8 +24,10 @@ from swapper.problem import Problem
 if TYPE_CHECKING:
     from swapper.gateway.link import Headers
 
-HEAD_S = 60.0
-"""How long a head may take from its first byte to its last."""
+HEAD_S = 30.0
+"""From a connection's beginning, or a request's first byte, to the end of its head; the same as on aiohttp's."""
+CLOSING_S = 60.0
+"""How long the last answer on a connection may take to be read."""
 IDLE_S = 3630.0
 """How long a connection may idle: longer than proxies keep theirs."""
 SWEEP_S = 5.0
@@ -34,8 +35,6 @@ AHEAD_BYTES = 1 << 16
 """So much of the next requests is read while one is answered."""
 
 _POST = b"POST /"
-_BARE = re.compile(rb"\r(?!\n|\Z)|(?<!\r)\n")
-"""A line that ends otherwise than lines do: such a head may have no end that would be seen here."""
 _BODILESS = frozenset({204, 304})
 
 log = structlog.get_logger(__name__)
@@ -95,7 +94,7 @@ class Wire(asyncio.Protocol):
         self._missing = 0
         self._last = False
         self._out = b""
-        self._began = self._chunked = self._full = self._paused = False
+        self._began = self._chunked = self._full = self._paused = self._asked = False
         self._source: Source | None = None
 
     # ---- asyncio.Protocol
@@ -111,8 +110,8 @@ class Wire(asyncio.Protocol):
         self._door.wires.discard(self)
         if self.task is not None:
             self.task.cancel()
-        elif self._held is not None:
-            self._held.release()
+        if self._held is not None:
+            self._held.release()  # also of a call that never began to run
 
     def data_received(self, data: bytes) -> None:
         """Bytes of this request, or of the next."""
@@ -149,12 +148,14 @@ class Wire(asyncio.Protocol):
         data = self._ahead
         if self.task is not None or self._missing or not data:
             return  # it was begun meanwhile
+        if self._transport is None or self._transport.is_closing():
+            return  # and its client has left
         if not data.startswith(_POST) and not _POST.startswith(data):
             self._hand_over()
             return
         end = data.find(b"\r\n\r\n") + 4
         if end < 4:
-            if len(data) >= HEAD_BYTES or _BARE.search(data):
+            if len(data) >= HEAD_BYTES or BARE.search(data):
                 self._hand_over()
             return
         head = self._door.heads.of(data[:end]) if end <= HEAD_BYTES else None
@@ -162,10 +163,11 @@ class Wire(asyncio.Protocol):
             self._hand_over()
             return
         self._ahead = b""
-        self._head, self._missing = head, head.length
+        self._head, self._missing, self._asked = head, head.length, True
         self._held = Held(self._door.ctx.budget)
         self._last = not head.stays
         if head.length:
+            self._since_s = self._loop.time()
             self._body(data[end:])
         else:
             self._ahead = data[end:]
@@ -223,10 +225,10 @@ class Wire(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
+        self._since_s = self._loop.time()
         if self._last:
             transport.close()
             return
-        self._since_s = self._loop.time()
         if self._paused:
             self._paused = False
             transport.resume_reading()
@@ -253,6 +255,10 @@ class Wire(asyncio.Protocol):
         if self.task is not None or self._transport is None:
             return
         waited = now - self._since_s
+        if self._transport.is_closing():
+            if waited > CLOSING_S:
+                self._transport.abort()  # nobody reads what is still to go out
+            return
         limits = self._door.ctx.limits
         if self._missing:
             if waited > limits.body_pause_ms / 1000:
@@ -260,7 +266,7 @@ class Wire(asyncio.Protocol):
                 if self._head is not None:
                     self._give_up(errors.body_stopped(limits.body_pause_ms))
                 self._transport.close()
-        elif waited > (HEAD_S if self._ahead else IDLE_S):
+        elif waited > (IDLE_S if self._asked and not self._ahead else HEAD_S):
             self._transport.close()
 
     def leave(self) -> None:

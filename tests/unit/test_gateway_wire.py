@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from unittest.mock import Mock
 
 import pytest
 
@@ -140,6 +141,49 @@ async def test_a_stop_closes_who_idles_lets_calls_end_and_ends_those_that_take_t
         assert b"DONE" not in await late.ended()
         await closing
         await served.upstream.left.wait()
+
+
+async def test_a_client_that_leaves_before_its_call_has_begun_to_run_holds_nothing() -> None:
+    async with serve() as served:
+        assert served.door is not None
+        made, transport = served.door(), _transport()
+        made.connection_made(transport)
+        made.data_received(CALL)
+        assert served.ctx.budget.used == len(BODY)
+        made.connection_lost(None)
+        await settled(lambda: served.ctx.budget.used)
+        assert served.ctx.budget.used == 0
+        assert served.upstream.seen == []
+
+
+async def test_the_last_answer_waits_so_long_to_be_read_and_no_longer() -> None:
+    async with serve() as served:
+        assert served.door is not None
+        made, transport = served.door(), _transport()
+        made.connection_made(transport)
+        transport.is_closing.return_value = True
+        since = asyncio.get_running_loop().time()
+        made.look(since + wire_room.CLOSING_S - 1)
+        transport.abort.assert_not_called()
+        made.look(since + wire_room.CLOSING_S + 1)
+        transport.abort.assert_called_once()
+        made.connection_lost(None)
+
+
+async def test_a_key_stands_in_nothing_that_is_remembered_of_a_head() -> None:
+    async with serve() as served, wire(served.url) as client:
+        head = ("Authorization: Bearer hunter2", "X-Api-Key: hunter3", "X-Other: kept")
+        assert (await client.call(request(BODY, "/v1/chat/completions", *head))).status == 200
+        assert served.door is not None
+        said = repr(vars(served.door.heads))
+        assert "kept" in said
+        assert "hunter" not in said
+
+
+def _transport() -> Mock:
+    transport = Mock()
+    transport.is_closing.return_value = False
+    return transport
 
 
 async def begun(client: Wire) -> None:
