@@ -13,6 +13,7 @@ from collections.abc import Hashable
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from swapper.api.answered import Answered
 from swapper.core.types import Lease, LeaseState, Swap
 from swapper.errors import StoreDown
 from swapper.store import codec
@@ -53,7 +54,6 @@ class Meter:
         self._of_cards()
         self._of_calls()
         self._once = _Once()
-        self._calls: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self.counting = asyncio.Event()
         """Set once what happens counts."""
 
@@ -82,19 +82,8 @@ class Meter:
         )
 
     def _of_calls(self) -> None:
-        self._requests = Counter(
-            "swapper_requests",
-            "Model calls that were answered, by HTTP status; 499: the client left before.",
-            ["model", "code"],
-            registry=self.registry,
-        )
-        self._request_waits = Histogram(
-            "swapper_request_wait_seconds",
-            "How long a model call waited before it was sent to its server.",
-            ["model"],
-            buckets=_WAITS_S,
-            registry=self.registry,
-        )
+        self._answered = Answered(_WAITS_S)
+        self.registry.register(self._answered)
         self._store = Histogram(
             "swapper_store_seconds",
             "How long a call of the store took, also one that failed; reads that wait for news are left out.",
@@ -105,15 +94,7 @@ class Meter:
 
     def answered(self, tenant: str, code: int, waited_ms: int) -> None:
         """A model call is over, for this process's gateway."""
-        count, waits = self._calls.get((tenant, code)) or self._calls_of(tenant, code)
-        count.inc()
-        waits.observe(waited_ms / 1000)
-
-    def _calls_of(self, tenant: str, code: int) -> tuple[Counter, Histogram]:
-        """Found once: the library's look takes as long as the counting."""
-        found = self._requests.labels(tenant, str(code)), self._request_waits.labels(tenant)
-        self._calls[tenant, code] = found
-        return found
+        self._answered.count(tenant, code, waited_ms)
 
     def stored(self, operation: str, seconds: float) -> None:
         """A call of the store is over."""

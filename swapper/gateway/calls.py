@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from swapper.core.types import WorkClass
 from swapper.gateway import errors, heads
@@ -34,8 +34,7 @@ LARGE_BYTES = 1 << 20
 """From here on a body is parsed in a pass of its own: 64 MiB take up to a quarter of a second."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """What a request asks for, and how that goes upstream."""
 
     ask: Ask

@@ -149,7 +149,7 @@ class Exchange:
         self._way = way
         self._held = held
         self._known = self._know(ask)
-        self._ask = Ask(ask.model, ask.stream)  # without its views of the body
+        self._ask = ask if ask.fields is None else Ask(ask.model, ask.stream)  # without its views of the body
         self._call = call
         self._status: int | None = None
         self._sse = False
