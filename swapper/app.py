@@ -164,7 +164,6 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
         await started(backends)
         coordinator = Coordinator(store, spec, new_id)
         front = await front_of(config, folder, store, stack)
-        front.contexts, front.inputs = coordinator.seen.contexts, coordinator.seen.inputs
         await background(stack, failed, until_ended(front.member), "gateway")
         await background(stack, failed, watch_folder(folder, store, spec), "watch over the state folder")
         live = _Live(coordinator, spec, front.member, folder)
@@ -172,17 +171,25 @@ async def running(config: Config, *, host: str = "main") -> AsyncGenerator[Runni
         await or_failed(coordinator.listening, failed)
         await background(stack, failed, agent.run(), "agent")
         context = _api(config, store, live, front, backends)
-        context.spec = coordinator.spec
-        coordinator.on_learned = partial(setattr, context, "spec")
-        front.why = partial(why, store, lambda: context.spec)
+        _told_of_each_other(coordinator, context, front, store)
         context.whose = _ourselves(config, kept, controls).whose
-        store.took = context.meter.stored
         url = await _serve(config, context, front, stack)
         context.jobs = jobs = _jobs(config, context, agent, host, url)
         await background(stack, failed, jobs.run(), "jobs")
         await background(stack, failed, context.count(), "metrics")
         await open_gates(config, context, front, stack, failed)
         yield Running(url, store, spec, coordinator, controls, config, failed)
+
+
+def _told_of_each_other(
+    coordinator: Coordinator, context: ApiContext, front: GatewayContext, store: RedisStore
+) -> None:
+    """What the coordinator learns is known to the API and the gateway, and what the store takes is timed."""
+    front.contexts, front.inputs = coordinator.seen.contexts, coordinator.seen.inputs
+    context.spec = coordinator.spec
+    coordinator.on_learned = partial(setattr, context, "spec")
+    front.why = partial(why, store, lambda: context.spec)
+    store.took = context.meter.stored
 
 
 async def _store(

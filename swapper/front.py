@@ -24,10 +24,10 @@ from swapper.core.types import Swap
 from swapper.gateway.admission import Admission
 from swapper.gateway.context import GatewayContext, Limits, Target, Why
 from swapper.gateway.filters import Filter, filter_of
-from swapper.gateway.links import open_session
 from swapper.gateway.member import Member
 from swapper.gateway.noted import Noted
 from swapper.gateway.resume import resume, stands
+from swapper.gateway.session import open_session
 from swapper.gateway.written import Written
 from swapper.listing import models_of
 from swapper.snapshots.bodies import Bodies

@@ -38,7 +38,7 @@ _SILENT = "ComfyUI does not answer: swapper status tells how it stands"
 
 
 class Proxy:
-    """The handler of a gate's port; `session` is the one of gateway.links.open_session."""
+    """The handler of a gate's port; `session` is the one of gateway.session.open_session."""
 
     def __init__(self, url: str, gate: Gate, session: aiohttp.ClientSession) -> None:
         self._url = URL(url)

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
-from urllib.parse import unquote
 
 from aiohttp import web
 
@@ -29,7 +28,7 @@ from swapper.gateway.pumped import Pumped
 from swapper.gateway.routes import GET, POST, Route, Way, route_of
 from swapper.gateway.sockets import wants_socket
 from swapper.gateway.upgrade import socket
-from swapper.gateway.upstream import METHODS, PREFIX, model_and_path, refused, to_slash
+from swapper.gateway.upstream import METHODS, PREFIX, asked_for
 from swapper.problem import Problem
 
 SERVER_OPTIONS: dict[str, Any] = {"handler_cancellation": True, "auto_decompress": False}
@@ -111,16 +110,11 @@ def _reads_query(route: Route) -> Reader:
 
 async def _reads_upstream(ctx: GatewayContext, request: web.Request, held: Held) -> Asked | Problem | web.Response:
     """Of the body only the prompt is looked at, where it is one that can be followed; it need be none."""
-    raw = request.rel_url.raw_path
-    found = model_and_path(raw, ctx.names)
-    if found is None:
-        return errors.model_not_found(unquote(raw.removeprefix(PREFIX)), ctx.names)
-    model, path = found
-    if not path:
-        return to_slash(request)
-    target = ctx.targets[ctx.names[model]]
-    problem = refused(request, path, target) or await _read_body(ctx, request, held)
-    if problem is not None:
+    found = asked_for(ctx, request)
+    if not isinstance(found, tuple):
+        return found
+    model, path, target = found
+    if (problem := await _read_body(ctx, request, held)) is not None:
         return problem
     way = Way(request.method, path, tuple(request.query.items()), route_of(request.method, path), own=True)
     kind = request.headers.get("Content-Type", "")

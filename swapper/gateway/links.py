@@ -9,8 +9,6 @@ import asyncio
 import ssl
 from collections import deque
 
-import aiohttp
-
 from swapper.gateway.link import Link, LinkError, Origin
 
 CONNECT_S = 10.0
@@ -98,14 +96,3 @@ class Links:
             if not idle:
                 del self._idle[origin]
         self._sweeper = loop.call_later(IDLE_S, self._sweep) if self._idle else None
-
-
-def open_session() -> aiohttp.ClientSession:
-    """For what the gateway itself asks servers: no limit of its own, bodies as they are. The caller closes it."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        skip_auto_headers=("User-Agent", "Accept", "Content-Type"),
-    )

@@ -121,7 +121,7 @@ class Talks:
         self._moved(tenant)
         match = None if known is None else known.match(self.index)
         talk = None if match is None else match.conversation
-        await self._replays.make_room(tenant, talk.id if talk is not None and match is not None else None)
+        await self._replays.make_room(tenant, None if talk is None else talk.id)
         if known is not None and talk is not None:
             await self._bringing.stands(tenant, talk.id)
             match = known.match(self.index)
@@ -267,8 +267,7 @@ class Talks:
                 self._ledgers[tenant].expect(one if there is None else replace(one, id=there.id))
         told = cast("Sequence[Mapping[str, object]]", args.get("recall") or ())
         again = [one for one in told if one.get("gateway") in (None, self._executor)]
-        owed = self._ledgers[tenant].unproved.values()
-        early = [(one.snapshot, one.id) for one in owed if self._provable(tenant, one)]
+        early = [(o.snapshot, o.id) for o in self._ledgers[tenant].unproved.values() if self._provable(tenant, o)]
         self._replays.start(tenant, [*early, *((str(one["snapshot"]), str(one["id"])) for one in again)])
 
     def placed(self, tenant: str, args: Mapping[str, object]) -> None:

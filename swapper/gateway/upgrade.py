@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from urllib.parse import unquote
 
 import aiohttp
 from aiohttp import web
@@ -26,7 +25,7 @@ from swapper.gateway.downstream import Arrived
 from swapper.gateway.routes import Route, Way
 from swapper.gateway.sockets import HANDSHAKE, accept, join, protocols_of
 from swapper.gateway.turns import CallState, Full, Turn
-from swapper.gateway.upstream import PREFIX, model_and_path, refused, to_slash
+from swapper.gateway.upstream import asked_for
 from swapper.gateway.vain import max_wait, rests, waited
 from swapper.problem import Problem
 
@@ -80,16 +79,10 @@ async def socket(ctx: GatewayContext, request: web.Request, arrived: Arrived) ->
 def _wanted(
     ctx: GatewayContext, request: web.Request, arrived: Arrived, klass: WorkClass
 ) -> _Wanted | Problem | web.Response:
-    raw = request.rel_url.raw_path
-    found = model_and_path(raw, ctx.names)
-    if found is None:
-        return errors.model_not_found(unquote(raw.removeprefix(PREFIX)), ctx.names)
-    model, path = found
-    if not path:
-        return to_slash(request)
-    target = ctx.targets[ctx.names[model]]
-    if (problem := refused(request, path, target)) is not None:
-        return problem
+    found = asked_for(ctx, request)
+    if not isinstance(found, tuple):
+        return found
+    model, path, target = found
     problem = rests(ctx, model, target.tenant)
     if problem is None and "Origin" in request.headers and not ctx.admission.gate(target.tenant).open:
         problem = errors.page_waits(model, RETRY_S)

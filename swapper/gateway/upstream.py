@@ -14,11 +14,12 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
+from swapper.gateway import errors
 from swapper.gateway.routes import POST
 from swapper.problem import Problem
 
 if TYPE_CHECKING:
-    from swapper.gateway.context import Target
+    from swapper.gateway.context import GatewayContext, Target
 
 PREFIX = "/upstream/"
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -42,6 +43,19 @@ def model_and_path(raw_path: str, names: Container[str]) -> tuple[str, str] | No
             return name, rest[end:]
         end = rest.rfind("/", 0, end)
     return None
+
+
+def asked_for(ctx: GatewayContext, request: web.Request) -> tuple[str, str, Target] | Problem | web.Response:
+    """The model, the path at its server and where that is; or why not, or where to ask instead."""
+    raw = request.rel_url.raw_path
+    found = model_and_path(raw, ctx.names)
+    if found is None:
+        return errors.model_not_found(unquote(raw.removeprefix(PREFIX)), ctx.names)
+    model, path = found
+    if not path:
+        return to_slash(request)
+    target = ctx.targets[ctx.names[model]]
+    return refused(request, path, target) or (model, path, target)
 
 
 def to_slash(request: web.Request) -> web.Response:

@@ -24,7 +24,7 @@ from swapper.comfyui.renders import Renders
 from swapper.comfyui.taken import Taken
 from swapper.core.commit import Commit, Committed, LeaseChange
 from swapper.core.types import ACTIVE, Lease, LeaseState, WorkClass
-from swapper.gateway.links import open_session
+from swapper.gateway.session import open_session
 from swapper.store.protocol import LeaseFilter
 from swapper.store.redis import RedisStore
 from swapper.store.tail import Tail

@@ -23,9 +23,9 @@ from swapper.gateway.admission import Admission
 from swapper.gateway.child import Children
 from swapper.gateway.context import GatewayContext, Limits, Target
 from swapper.gateway.http import SERVER_OPTIONS, routes
-from swapper.gateway.links import open_session
 from swapper.gateway.listed import ModelInfo
 from swapper.gateway.member import Member
+from swapper.gateway.session import open_session
 from swapper.gateway.wire import Door
 from tests.unit.gateway_link import ALPHA, FakeLink
 
